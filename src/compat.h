@@ -53,8 +53,8 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * Keep what this process writes from subscribers with "origin = none" (16).  A
- * commit with an origin has that server's time of the commit in the WAL.
+ * Keep what this process writes from subscribers with "origin = none" (16).
+ * In the WAL, such a commit has the given time as the origin's commit time.
  *
  * 19: the variables became members of a structure
  */
@@ -150,8 +150,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Has this transaction given a relation a new file?  A rollback of a later file
- * to a savepoint does not hide the first.
+ * Has this transaction given a relation a new file?  True even if a later file
+ * was rolled back to a savepoint.
  *
  * 16: relfilenodes became relfilenumbers and locators
  */
@@ -270,7 +270,7 @@ compat_ps_suffix_remove(char *title)
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
 #endif
 
-/* An error in between would leave a change half done.  It is a PANIC. */
+/* An error within would leave a change half done, so it is a PANIC. */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_CHECKS			/* functions that check invariants */
 #define COMPAT_NO_ERROR_BEGIN()	START_CRIT_SECTION()

@@ -77,7 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/* A procedure's row, made before the acquire, because that can fail */
+/* A procedure's row, made before the acquire: making it can fail */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* If the extension was just dropped, the release counts as one before that. */
+/* After a DROP EXTENSION not yet seen, this counts as a release before it. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -340,7 +340,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, fence);
 	dlock_lone_call_note(fcinfo->flinfo);
-	/* it may have been enqueued, and granted since */
+	/* an enqueued ticket may have been granted since */
 	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();
 }

@@ -10,7 +10,7 @@
 
 #include "backend/inner.h"
 
-/* Define a function that SQL calls, as a call of another one */
+/* Define a function that SQL calls, by a call of a C function */
 #define DLOCK_FUNCTION(name, call) \
 	PG_FUNCTION_INFO_V1(name); \
 	Datum \

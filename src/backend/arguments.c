@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.c
- *	  The begin and the arguments of functions that SQL calls.
+ *	  How functions that SQL calls begin, and their arguments.
  *
  * None of these is strict: a NULL for an argument that needs a value is an
  * error, because a NULL result would read as "not acquired".
@@ -128,7 +128,7 @@ dlock_begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 	return space;
 }
 
-/* Begin a change that needs a right to a reserved name. */
+/* Begin a change, and check the right to the name if it is reserved. */
 DlockSpace *
 dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 {
@@ -140,8 +140,8 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 }
 
 /*
- * Microseconds in an interval, or -1 if that is negative or too many, as in an
- * infinite one.  Months have 30 days and days 24 hours, as in PostgreSQL.
+ * Microseconds in an interval; -1 if it is negative, too long or infinite.
+ * Months have 30 days and days 24 hours, as in PostgreSQL.
  */
 static int64
 interval_length(const Interval *interval)
@@ -267,7 +267,7 @@ dlock_get_request(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 	request->info = dlock_get_info(fcinfo, next);
 }
 
-/* dlock_check_session_use(), if the setting is not "allow" */
+/* The rest of dlock_check_session_use(), if the setting is not "allow" */
 void
 dlock_advise_against_use(DlockSessionUse use)
 {

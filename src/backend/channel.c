@@ -16,7 +16,8 @@ static char my_channel[NAMEDATALEN] = "";
 
 /*
  * LISTEN on this session's own channel, from the commit on, and return its
- * name, which no other session can guess.  The caller has checked the use.
+ * name, which no other session can guess.  The caller has checked
+ * dlock.session_locks.
  */
 const char *
 dlock_notify_listen(void)
@@ -40,7 +41,7 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* each time, because of UNLISTEN and rollbacks */
+	/* in each call, because UNLISTEN or a rollback may have undone it */
 	Async_Listen(my_channel);
 	return my_channel;
 }

@@ -17,19 +17,20 @@
  * shared holders, is a deadlock only if no process is left that could end it.
  *
  * A stuck process may only wait for others that are in a deadlock.  Let W and
- * A have a permit each, W wait for another one, and A be in a deadlock with Z.
- * W has a cycle, too, because its own permit is in its way, but only the end
- * of A or Z helps.  So a deadlock is a set of waiters that stays stuck even if
- * all others go on.  A least such set is strongly connected, because a part
- * that waits for nothing in the rest would be such a set by itself.
+ * A have a permit each, let W wait for another permit, and let A be in a
+ * deadlock with Z.  W is in a cycle, too, because its own permit blocks it,
+ * but only the end of A or Z helps.  So a deadlock is a set of waiters that
+ * stays stuck even if all others go on.  A minimal set is strongly connected,
+ * because a part that waits for nothing in the rest would be a smaller set.
  *
  * Two steps in turn find the *knot* of this backend.  The first keeps the
  * stuck processes that wait for this backend and for which this backend waits,
  * directly or not.  The second keeps the processes that stay stuck even if all
  * others go on.  The steps end when neither removes a process.  Neither
- * removes a part of a least set that this backend is in.  So if this backend
- * was removed, it is in no deadlock.  Otherwise the knot contains every such
- * set, and all its members find the same knot, because none of them can move.
+ * removes a part of a minimal set that contains this backend.  So if this
+ * backend was removed, it is in no deadlock.  Otherwise the knot contains
+ * every such set, and all its members find the same knot, because none of them
+ * can move.
  *
  * PostgreSQL's detector resolves deadlocks of heavyweight locks alone.  The
  * victim is the member of the knot whose end lets most others go on; among
@@ -58,7 +59,7 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* Looks in a row, if each shows other waits */
+/* Attempts, if the waits change in each */
 #define MAX_LOOKS		5
 
 /* Members of a knot to try as the victim, the youngest first */
@@ -73,7 +74,7 @@ is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
 }
 
-/* Grant the requests at a place; true if a stuck vertex goes on by that. */
+/* Grant the requests at a place; true if a stuck vertex can go on then. */
 static bool
 end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 {
@@ -98,11 +99,11 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
- * Does a waiter fit beside these of the stuck?  Its own backend's places in a
- * heavyweight lock ("own") are not in its way.
+ * Does a waiter fit beside the stuck, whose places "counts" and "permits" sum
+ * up?  Its own backend's places in a heavyweight lock ("own") do not block it.
  *
  * A request for more permits than are set exists only if dlock_set_slots() has
- * set them, which it can do again.  So nothing stuck is in its way.
+ * set them, which it can do again.  So no stuck process blocks it.
  */
 static bool
 fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
@@ -124,8 +125,8 @@ fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
 }
 
 /*
- * Play a queue through, as if all that are not stuck had left it.  In a queue
- * of dlock, no ticket passes one that does not fit.
+ * Grant a queue's requests as if all processes that are not stuck had left.
+ * In a queue of dlock, no ticket passes one that does not fit.
  */
 static bool
 reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
@@ -191,7 +192,7 @@ reduce(DlockGraph *graph)
 	} while (changed);
 }
 
-/* Take out deadlocks of heavyweight locks alone: PostgreSQL resolves them. */
+/* Remove deadlocks of only heavyweight locks, which PostgreSQL resolves. */
 static void
 resolve_heavy(DlockGraph *graph)
 {
@@ -209,7 +210,7 @@ resolve_heavy(DlockGraph *graph)
 	reduce(graph);
 }
 
-/* Mark the stuck that a reached vertex waits for; true if one is new. */
+/* Mark stuck vertices that a reached one waits for; true if one is new. */
 static bool
 mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -238,7 +239,7 @@ mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/* Mark the stuck that wait for a reaching vertex; true if one is new. */
+/* Mark stuck vertices that wait for a reaching one; true if one is new. */
 static bool
 mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -264,8 +265,8 @@ mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 }
 
 /*
- * Keep the stuck that this backend waits for, directly or not, and that wait
- * for it.  Returns true if any others were stuck.
+ * Keep the stuck vertices that this backend waits for, directly or not, and
+ * that wait for this backend.  Returns true if any others were stuck.
  */
 static bool
 keep_connected(DlockGraph *graph)
@@ -314,7 +315,7 @@ find_knot(DlockGraph *graph)
 	return graph->vertices[0].in_knot;
 }
 
-/* How many of the knot are still stuck if one of them goes on? */
+/* How many of the knot remain stuck if this one goes on? */
 static int
 count_without(DlockGraph *graph, const DlockVertex *ended)
 {
@@ -473,7 +474,7 @@ append_member(NameList *list, DlockSpace *space, const DlockMember *member)
 	}
 }
 
-/* Describe a wait, if a member of the knot is in its way. */
+/* Describe a wait, if a member of the knot blocks it. */
 static void
 describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 {
@@ -486,7 +487,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 	initStringInfo(&blockers.text);
 	for (int n = 0; n < graph->num_vertices; n++)
 		graph->vertices[n].mark = false;
-	/* a backend's own heavyweight locks are not in its way */
+	/* a backend's own heavyweight locks do not block it */
 	if (lock->heavyweight)
 		graph->vertices[wait->vertex].mark = true;
 	for (int p = 0; p < wait->at.place; p++)
@@ -576,7 +577,7 @@ blocks_heavyweight(void)
 
 /*
  * Look for a deadlock; raises 40P01 if this backend is the victim of one.
- * Returns false if each look showed other waits: the caller must look again.
+ * Returns false if the waits changed in each attempt: the caller must retry.
  *
  * Unless "thorough", look only if another process waits for a heavyweight lock
  * of this backend.  If a wait in dlock closes a cycle, its backend looks
@@ -635,7 +636,7 @@ void
 dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,
 				   bool granted)
 {
-	StringInfoData what;		/* and for how long */
+	StringInfoData what;		/* the wait and its time */
 	NameList	holders = {.count = 0};
 	NameList	queue = {.count = 0};
 	DlockMember *members;

@@ -59,7 +59,7 @@ dlock_log_forced_release(DlockSpace *space, int64 number,
 {
 	StringInfoData detail;
 
-	/* the line tells of a grant */
+	/* the log line makes a grant known */
 	dlock_journal_flush_removal(space, &forced->key);
 	initStringInfo(&detail);
 	appendStringInfo(&detail, "%s %s ", dlock_describe_caller(),

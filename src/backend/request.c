@@ -10,7 +10,7 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* Longest wait of a try for the removal of a row, in microseconds */
+/* How long a try waits for the removal of a row, in microseconds */
 #define HANDOVER_TIMEOUT	1000000
 
 void
@@ -69,8 +69,8 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
  * Wait for a new ticket.  If it is not granted, it is ended (I12) and *held
  * forgotten.  A try waits only if the removal of a row is in its way.
  *
- * DLOCK_LOST: the lease has adopted the ticket for another client, and it has
- * ended.  The caller asks again.
+ * DLOCK_LOST: the lease has adopted the ticket for another client, and the
+ * ticket has ended.  The caller retries.
  */
 DlockOutcome
 dlock_request_wait(const DlockRequest *request, DlockHeld *held)

@@ -3,12 +3,12 @@
  * slots.c
  *	  The slots that are set for locks, whatever requests say.
  *
- * The numbers are rows of the table dlock_slots.  Copies in the locks' entries
- * are what counts.  A name is noted, and its lock's entry kept, when its row is
- * about to change.  Before the commit, the table is locked against other
+ * The numbers are rows of the table dlock_slots.  Locks use the copies in
+ * their entries.  When a row is about to change, its name is noted, and its
+ * lock's entry is kept.  Before the commit, the table is locked against other
  * commits that change it, and the rows of the noted names are read.  After the
- * commit, before the table is unlocked, the copies are set to them.  So copies
- * change in the order of commits.
+ * commit, before the table is unlocked, the copies are set to the values read.
+ * So copies change in the order of commits.
  *
  * A constraint notes the names of rows that are written, because a restore can
  * disable triggers, but not constraints.  Triggers note the names of rows that
@@ -128,7 +128,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_current_space();
-	/* not on a table that others can write to */
+	/* the trigger must not be on a table that others can write to */
 	if ((for_row && !TRIGGER_FIRED_AFTER(trigger->tg_event)) ||
 		RelationGetRelid(trigger->tg_relation) !=
 		dlock_find_relation(space, "dlock_slots"))
@@ -178,7 +178,7 @@ is_granted(Oid function)
 	return result;
 }
 
-/* Raise 42501 without a right to the name's reservation, or the function. */
+/* Raise 42501 without a right to the name, if reserved, or the function. */
 void
 dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 {
@@ -206,7 +206,7 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 
 	if (slots > 0)
 	{
-		/* tickets from before the restart count */
+		/* tickets from before a restart have to be there */
 		(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 		dlock_request_check_memory(space, GetUserId());
 	}

@@ -32,7 +32,7 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 	return (TriggerData *) fcinfo->context;
 }
 
-/* The same, but it must be on one of dlock's own tables. */
+/* The same, for triggers that may only be on one of dlock's own tables. */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 {

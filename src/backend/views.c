@@ -67,8 +67,8 @@ find_holders(Blockers *blockers, const DlockRow *first)
 }
 
 /*
- * Up to MAX_HOLDERS holders that a waiter conflicts with, and the waiter before
- * it.  All waiters before it would take the square of the queue's length.
+ * Up to MAX_HOLDERS holders that a waiter conflicts with, and the waiter
+ * before it.  Listing all earlier ones would take quadratic time.
  */
 static Datum
 blocked_by(const Blockers *blockers, const DlockRow *waiting)
@@ -109,7 +109,7 @@ static const Oid lock_columns[] = {
 	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
 };
 
-/* The text of a row at *text, which is moved behind it */
+/* Take the text at *text, and advance *text behind it */
 static Datum
 take_text(const char **text, int length)
 {
@@ -371,7 +371,7 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the leases.")));
-	/* the number of tickets that a lease holds tells of grants */
+	/* a lease's number of held tickets makes grants known */
 	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
 		show_lease(rsinfo, row);
@@ -421,7 +421,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
 		place = dlock_graph_read_lock(&wait.key, INT_MAX, &members, &slots);
-		/* nothing is in its way if it is not in the queue any more */
+		/* if it has left the queue, nothing blocks it */
 		while (place > 0 && (members[place - 1].granted ||
 							 members[place - 1].number != wait.number))
 			place--;

@@ -3,12 +3,12 @@
  * watches.c
  *	  The locks that this session watches.
  *
- * A watch is of a name and a channel; a name can have several.  The shared
- * part is in shared/watch.c.
+ * A watch has a name and a channel.  A name can have several watches.  The
+ * shared part is in shared/watch.c.
  *
- * A watch stays if its transaction is rolled back, as a lock does.  But xact.c
- * arms the watch at the commit, because the session listens only then.  A
- * rollback silences the watch until the next call.
+ * Like a lock, a watch survives the rollback of its transaction.  But xact.c
+ * arms it only at the commit, when the session begins to listen.  A rollback
+ * silences the watch until the next call.
  *
  *-------------------------------------------------------------------------
  */
@@ -47,7 +47,7 @@ forget_name(NameWatched *name)
 		(void) hash_search(names, &name->key, HASH_REMOVE, NULL);
 }
 
-/* End a watch.  It is forgotten first, so that no failure repeats. */
+/* End a watch.  Forget it first, so that a failure does not repeat. */
 static void
 end_watch(Watch *watch)
 {
@@ -113,7 +113,7 @@ begin_watch(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* Watch a lock from the commit on; tell once more if it is watched already. */
+/* Watch a lock from the commit on; tell again if it is watched already. */
 void
 dlock_session_watch(DlockSpace *space, const DlockKey *key,
 					const char *channel)

@@ -10,9 +10,9 @@
  * all backends would contend for one cache line.  So an account can be wrong
  * by one step for each backend.
  *
- * An account that is 0, and open nowhere, is removed (I30).  Memory is counted
- * before others can free it, and given back after it is freed.  So an error
- * can leave too much counted, never too little.
+ * An account of 0 that no backend has open is removed (I30).  Memory is
+ * counted before others can free it, and given back after it is freed.  So an
+ * error can leave too much counted, never too little.
  *
  *-------------------------------------------------------------------------
  */
@@ -154,9 +154,9 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 }
 
 /*
- * The limit of an account, in percent: what ALTER ROLE says of the role, or
- * else, and for the role that logged in, this session's setting.  It is read
- * once, and "again" if the limit is reached.
+ * The limit of an account, in percent: what ALTER ROLE says of the role;
+ * without that, and for the role that logged in, this session's setting.  It
+ * is read once, and "again" if the limit is reached.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -207,7 +207,7 @@ dlock_memory_suffices(Oid role)
 /*
  * Is there memory for a sketch?  It is counted to no role and outlives the
  * sessions that need it, so all sketches have a small share of the memory.
- * Half of it is for spaces without a sketch, and the last eighth of the memory
+ * Spaces that have one may fill half of it, and the last eighth of the memory
  * is never used for one.  Raises 53200, as above.
  */
 bool
@@ -282,9 +282,9 @@ memory_of_session_user(Account *account)
 
 /*
  * Do the role and the session user both have little?  One session user can
- * assume many roles, and must not take the reserve for each.  So the account
- * counts for its sponsor, the session user, until it is removed or has another
- * sponsor that has little with it.
+ * assume many roles, and must not take the reserve once per role.  So the
+ * account counts for its sponsor, the session user, until it is removed or has
+ * another sponsor that has little with it.
  */
 static bool
 has_little(Account *account, int64 limit)
@@ -305,7 +305,7 @@ has_little(Account *account, int64 limit)
 /*
  * Raise 53200 unless there is memory for one more lock of the role.  An eighth
  * is kept for superusers, who must lock in order to clean up.  Another is kept
- * for roles that have little, so that a few that have much do not stop all
+ * for roles that have little, so that a few large users do not stop all
  * others.
  */
 void

@@ -3,7 +3,7 @@
  * buckets.c
  *	  Buckets of hash tables that grow by one bucket at a time.
  *
- * A table has partitions with a lock and buckets each.  An insertion that
+ * A table has partitions, each with a lock and buckets.  An insertion that
  * finds as many entries as buckets divides one bucket (linear hashing).  So
  * its cost does not depend on the number of entries.
  *

@@ -75,7 +75,7 @@ raise_missing(DlockSpace *space, const char *name)
 			 errhint("Undo the change. Or drop the extension and create it again, which ends all locks of this database.")));
 }
 
-/* The same, but raises an error if there is none */
+/* A relation of the extension; raises an error if there is none */
 Oid
 dlock_relation(DlockSpace *space, const char *name)
 {

@@ -4,8 +4,8 @@
  *	  Counters for dlock_stats and dlock_wait_histogram.
  *
  * A backend counts without a lock for the one space that its DlockBackend
- * names, and at once in the totals of other spaces.  Only the backend writes
- * its counts, so a reset just notes their sum.
+ * names.  For other spaces, it adds to the shared totals at once.  Only the
+ * backend writes its counts, so a reset just notes their sum.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,7 +30,7 @@ const int64 dlock_wait_bounds[] = {
 StaticAssertDecl(lengthof(dlock_wait_bounds) == DLOCK_WAIT_BUCKETS,
 				 "dlock_wait_bounds must match DLOCK_WAIT_BUCKETS");
 
-/* As dlock_count_ticket(), if this backend counts for another space */
+/* For dlock_count_ticket(), if the ticket is of another space */
 void
 dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
 					  int64 amount)
@@ -44,7 +44,7 @@ dlock_count_wait(uint64 waited)
 {
 	int			bucket = 0;
 
-	/* the last one is the greatest as an unsigned number */
+	/* the last bound, -1, is the greatest as an unsigned number */
 	while (waited > (uint64) dlock_wait_bounds[bucket])
 		bucket++;
 	dlock_count(DLOCK_COUNT_WAIT_US, waited);

@@ -5,7 +5,7 @@
  *
  * A space has up to three, each in an office: see DlockOffice.  Sessions ask
  * for the worker only, which asks for the others.  The postmaster restarts
- * none of them: in a dropped database it would never stop restarting.
+ * none of them: if the database is dropped, the restarts would never stop.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,7 +18,7 @@
 
 #include "shared/inner.h"
 
-#define START_MS		1000	/* before a start is requested again */
+#define START_MS		1000	/* interval between requests for a start */
 
 static const struct
 {
@@ -53,7 +53,7 @@ dlock_office_leave(DlockSpace *space, DlockOffice office)
 {
 	if (dlock_office_holder(space, office) != compat_my_procno())
 		return false;
-	/* before the office is vacant: a successor may set it */
+	/* first, because a successor may set it once the office is vacant */
 	pg_atomic_write_u64(&space->offices[office].asked_at, 0);
 	pg_atomic_exchange_u32(&space->offices[office].holder, 0);
 	return true;
@@ -69,7 +69,7 @@ dlock_office_start(DlockSpace *space, DlockOffice office)
 	BackgroundWorker worker = {0};
 	pg_atomic_uint64 *asked_at = &space->offices[office].asked_at;
 	uint64		last = pg_atomic_read_u64(asked_at);
-	uint64		now = dlock_monotonic_now();	/* not before "last" */
+	uint64		now = dlock_monotonic_now();	/* read after "last" */
 
 	if ((last != 0 && now - last < START_MS * 1000) ||
 		!pg_atomic_compare_exchange_u64(asked_at, &last, now))

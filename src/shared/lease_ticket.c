@@ -27,7 +27,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* the second condition becomes the first under this lock */
+	/* locked, because the lease end sets "delayed" for the second condition */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
@@ -42,9 +42,9 @@ same_text(const char *a, const char *b)
 }
 
 /*
- * The table of requests has a ticket from its creation until it is freed, by a
- * hash of its lock, owner, and lease or role.  At most one ticket of a request
- * waits or holds (I14).
+ * A ticket is in the table of requests from its creation until it is freed,
+ * under a hash of its lock, owner, and lease or role.  At most one ticket of a
+ * request waits or holds (I14).
  */
 
 /* Does this ticket, perhaps of a session, answer the request of "wanted"? */
@@ -117,7 +117,7 @@ dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 		lease->held++;
 }
 
-/* The inverse, before its state changes.  The ticket need not be listed. */
+/* Unlist a ticket, if it is listed, before its state changes. */
 void
 dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 {
@@ -134,7 +134,7 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 
 /*
  * The lease takes a ticket that joins its lock now or waits there, and gives
- * it this state.  The row of an heir says granted from the start (I17).  False
+ * it this state.  An heir's row has said granted from the start (I17).  False
  * if the lease is gone.
  */
 bool
@@ -148,7 +148,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 	if (!lease->single && !dlock_lease_is_open(lease))
 		return false;
 	dlock_lease_begin_change(space);
-	/* it may be closed by now */
+	/* the lease may be closed by now */
 	open = lease->single ||
 		pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
 	if (open)
@@ -345,7 +345,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 		dlock_journal_mark(space, &ticket->record);
 		if (lease->tickets.length == 0 && lease->closed.length == 0)
 		{
-			/* that was the last one */
+			/* it was the last delayed ticket */
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
@@ -388,7 +388,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 
 	Assert(!lease->has_place ||
 		   lease->role_name == DLOCK_SINGLE_LEASE_SIZE + size);
-	/* a request that has lost its first ticket makes a second one, outside */
+	/* only a single lease's first ticket has its place in the lease */
 	ticket = lease->has_place ?
 		(DlockLeaseTicket *) ((char *) lease + DLOCK_SINGLE_LEASE_SIZE) :
 		dlock_allocate(role, size);

@@ -9,7 +9,7 @@
 
 #include "shared/queue.h"
 
-/* If set_slots is 0, the slots of the oldest holder count, or of the head. */
+/* Without set_slots, the oldest holder's slots apply, or else the head's. */
 static void
 follow_slots(DlockLock *lock)
 {
@@ -38,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Keep a process that is reading dlock_slots from loading an older value.  The
- * count comes first: see dlock_queue_unsettle().
+ * Keep a process that is reading dlock_slots from loading an older value.  It
+ * is counted before slots_loaded is read: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)
@@ -59,7 +59,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 {
 	DlockLock  *lock = dlock_lock_find(key);
 
-	/* unsetting slots takes no memory: they have kept the entry */
+	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
 	/* each setter has the row locked, or is about to end */
@@ -69,7 +69,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	return lock;
 }
 
-/* That transaction has ended; if "changed", its commit is visible (I27). */
+/* The transaction has ended; if "changed", its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)
@@ -102,7 +102,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 
 /*
  * slots_loaded is set: no entry is kept for other readers of dlock_slots.  A
- * process that settles an entry later sees it, because it counts first.
+ * process that settles an entry later reads it after counting.
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

@@ -24,7 +24,7 @@
 typedef struct Grant
 {
 	XLogRecPtr	removed;
-	XLogRecPtr	lsn;			/* 0: it is not in the WAL yet */
+	XLogRecPtr	lsn;			/* 0: not in the WAL yet */
 	int			durability;
 } Grant;
 
@@ -45,7 +45,7 @@ grant_of(DlockTicket *ticket, const DlockKey *key)
 		grant.durability = lease_ticket(ticket)->granted_at_level;
 	}
 	else if (ticket->scope == DLOCK_LEASE)
-		grant.lsn = InvalidXLogRecPtr;	/* not the lease's yet */
+		grant.lsn = InvalidXLogRecPtr;	/* not adopted by its lease yet */
 	return grant;
 }
 
@@ -162,7 +162,8 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 
 /*
  * Is this the number of a holder?  A session's ticket is searched for, because
- * a table would cost each acquire.  A session finds its own without this call.
+ * a table would cost each acquire.  A session looks up its own tickets
+ * elsewhere.
  */
 bool
 dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
@@ -201,7 +202,7 @@ dlock_queue_is_held_by(const DlockKey *key, int64 number)
 	return let_go_of_found(lock, key, ticket);
 }
 
-/* Does a ticket count, or keep the lock closed?  Sets *holds, too. */
+/* Does a ticket hold, wait, or keep the lock closed?  Sets *holds, too. */
 static bool
 is_shown(DlockTicket *ticket, bool *holds)
 {
@@ -287,7 +288,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 	return result;
 }
 
-/* The slots that count for a request of a lock that is in use */
+/* The slots in force for a request for "slots" of a lock */
 int32
 dlock_queue_slots(const DlockKey *key, int32 slots)
 {
@@ -362,7 +363,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 	return row;
 }
 
-/* Rows copied before they are shown, plus those of one partition */
+/* Copy partitions until there are so many rows, then show them */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows
@@ -471,8 +472,9 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * The rows of the locks from *partition on, which begins with 0, palloc'd: of
- * each lock its holders and then its queue, at one moment.  NULL at the end.
+ * The rows of the locks from *partition on, palloc'd; *partition is 0 at
+ * first.  Each lock's holders, then its queue, are copied at one moment.  NULL
+ * at the end.
  */
 DlockRow *
 dlock_queue_rows_next(DlockSpace *space, int *partition)
@@ -490,7 +492,7 @@ dlock_queue_rows_next(DlockSpace *space, int *partition)
 		dlock_lock_scan_end(&locks);
 	}
 	check_complete(&rows);
-	/* as is_durable() does, for all */
+	/* one flush for all, in place of is_durable() for each */
 	if (rows.first)
 		dlock_journal_flush_removals(space);
 	return rows.first;

@@ -31,7 +31,7 @@ static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
-/* The record of a single lease is not complete. */
+/* Initialize a record.  A single lease uses only its first fields. */
 void
 dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
@@ -60,7 +60,7 @@ dlock_record_copy_info(DlockRecord *record, char *buffer)
 	return DsaPointerIsValid(info) ? buffer : NULL;
 }
 
-/* Free a lease without references, which no table has (I7). */
+/* Free a lease that has no references and is in no table (I7). */
 static void
 free_lease(DlockLease *lease)
 {
@@ -165,7 +165,7 @@ dlock_record_use(DlockRecord *record)
 	dlock_record_use_found(record);
 }
 
-/* The same for a record that is referred to already */
+/* The same for a record to which the caller already has a reference */
 void
 dlock_record_use_found(DlockRecord *record)
 {

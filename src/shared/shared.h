@@ -23,8 +23,8 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 
 /*
- * Bounds of dlock.max_memory: pieces of some sizes leave no room for others in
- * less, and DSA cannot address more
+ * Bounds of dlock.max_memory: in less, pieces of some sizes leave no room for
+ * others; DSA cannot address more
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -54,7 +54,7 @@ dlock_address(dsa_pointer pointer)
 	return dlock_area_start + pointer;
 }
 
-/* The inverse */
+/* The pointer to an object at an address */
 static inline dsa_pointer
 dlock_pointer(const void *object)
 {
@@ -113,7 +113,7 @@ dlock_count(DlockCounter counter, uint64 amount)
 {
 	pg_atomic_uint64 *mine = &dlock_my_backend->counters[counter];
 
-	/* only this backend writes here: no locked instruction is needed */
+	/* only this backend writes this counter, so no locked instruction */
 	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
 }
 
@@ -173,8 +173,8 @@ extern void dlock_request_check_memory(DlockSpace *space, Oid role);
  * Returns 0 if the block is used up: the caller releases its locks, calls
  * dlock_ticket_reserve() and tries again.
  *
- * install_block() changes next_ticket before ticket_limit.  So if a process
- * has read the old next_ticket and the new ticket_limit, its exchange fails.
+ * install_block() changes next_ticket before ticket_limit.  So the exchange
+ * fails if a process has read the old next_ticket and the new ticket_limit.
  */
 static inline int64
 dlock_ticket_draw(DlockSpace *space)
@@ -218,10 +218,10 @@ typedef struct DlockExpiry
 	DlockReportText info;
 	int64		ttl;			/* all times in microseconds */
 	int64		renewed;		/* microseconds ago */
-	int64		unconfirmed;	/* standbys have not answered for so long; 0:
-								 * they do not count */
-	int			attached_pid;	/* of its session; 0: none */
-	bool		session_ended;	/* ... which is gone */
+	int64		unconfirmed;	/* microseconds since standbys last answered;
+								 * 0: they do not count */
+	int			attached_pid;	/* of the session it is attached to; 0: none */
+	bool		session_ended;	/* ... and which has ended */
 	uint32		held;			/* tickets, some of them below */
 	uint32		waiting;
 	int			num_tickets;
@@ -252,7 +252,7 @@ typedef enum DlockJoin
 {
 	DLOCK_JOIN_GRANTED,
 	DLOCK_JOIN_QUEUED,
-	DLOCK_JOIN_BUSY,			/* would have to wait, but must not */
+	DLOCK_JOIN_BUSY,			/* it must wait, but may not */
 	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
 	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
 	DLOCK_JOIN_EXISTS,			/* the request has a ticket already (I14) */
@@ -277,7 +277,7 @@ typedef struct DlockRow
 	int32		slots;
 	int32		permits;
 	uint32		position;		/* in the queue; 0: among the holders */
-	bool		granted;		/* it holds, and is not only in the way */
+	bool		granted;		/* holds, and does not just block */
 	DlockScope	scope;
 	uint32		session_depth;
 	uint32		xact_depth;
@@ -357,7 +357,7 @@ typedef struct DlockForced
 {
 	DlockKey	key;
 	bool		held;
-	bool		waited;			/* if neither: it only kept the lock closed */
+	bool		waited;			/* if neither, it only closed the lock */
 	int			pid;			/* of its session; 0: a lease's */
 	Oid			role;			/* ... and its role */
 	DlockLeaseName lease;
@@ -609,7 +609,7 @@ extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern XLogRecPtr dlock_journal_position(DlockSpace *space,
 										 DlockRecord *record);
 
-/* The place that notes removals for a lock */
+/* The position that notes removals for a lock and those of its bucket */
 static inline pg_atomic_uint64 *
 dlock_journal_removed(DlockSpace *space, const DlockKey *key)
 {
@@ -676,8 +676,8 @@ extern void dlock_outbox_clear(DlockSpace *space);
 typedef struct DlockTelling
 {
 	DlockWatched *watched;
-	uint64		change;			/* the message is true after at least so many
-								 * changes */
+	uint64		change;			/* the changes counted before the message was
+								 * made */
 	uint64		number;			/* of the latest copy of channels ... */
 	int			count;			/* ... and how many it has */
 } DlockTelling;

@@ -9,8 +9,8 @@
  *
  * A backend attaches to the whole segment at its first call, until it exits.
  * All attached processes have one layout (I5).  After an update, sessions of
- * the new library are refused while a session of the old one is left.  Then
- * the first of them replaces the segment and loads the tables, as after a
+ * the new library are refused while a session with the old one is attached.
+ * Then the first of them replaces the segment and loads the tables, as after a
  * restart.  An old worker writes the journal first.
  *
  *-------------------------------------------------------------------------
@@ -32,7 +32,7 @@
 
 #include "shared/inner.h"
 
-/* How long a request to replace the layout lasts, and waits for workers */
+/* How long a request to replace the layout is valid, and waits for workers */
 #define WANTED_US			INT64CONST(10000000)
 #define WAIT_FOR_WORKERS_US	INT64CONST(5000000)
 
@@ -70,7 +70,7 @@ size_before_area(void)
 					   ProcGlobal->allProcCount * sizeof(DlockBackend));
 }
 
-/* Find the parts of a segment, which this process may not use yet. */
+/* Find the parts of a segment.  This process may not use them yet. */
 static void
 find_parts(char *start)
 {
@@ -318,7 +318,7 @@ create_segment(void)
 	init_arrays(area_size);
 	dlock_area = dsa_create_in_place(dlock_area_start, area_size,
 									 header->memory_tranche, segment);
-	/* it never grows, so it is one piece (I5) */
+	/* never grow, so that the area is one piece (I5) */
 	dsa_set_size_limit(dlock_area, area_size);
 	open_hash_tables(true);
 	Assert(dsa_get_address(dlock_area, dlock_control->accounts) ==
@@ -470,7 +470,7 @@ roll_back_at_exit(int code, Datum arg)
 /*
  * Register "leave" for any exit, after the rollback of the open transaction.
  * The callback registered last runs first; if it fails, the other still runs.
- * PostgreSQL's own, which would roll back, runs after both.
+ * PostgreSQL's own callback that rolls back runs after both.
  */
 void
 dlock_leave_at_exit(void (*leave) (void))

@@ -51,8 +51,8 @@ log_foreign(const DlockLoading *loading, const char *table)
 }
 
 /*
- * Raise 55000 for a number that was never drawn: it could be drawn again.  The
- * last row that is not foreign has the greatest.
+ * Raise 55000 for a number that was never drawn, because it would be drawn.
+ * The last row that is not foreign has the greatest.
  */
 static void
 check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
@@ -69,7 +69,7 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 	}
 }
 
-/* An interrupted attempt may have loaded it already. */
+/* Load a lease, unless an interrupted attempt has loaded it. */
 static void
 load_lease(DlockSpace *space, const DlockStored *row)
 {
@@ -165,7 +165,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	const DlockShape *shape = &dlock_shapes[which];
 	bool		is_queue = which == DLOCK_TABLE_QUEUE;
 
-	/* the estimate may be wrong, so it is bounded by what fits in memory */
+	/* the estimate may be too high, so bound it by the memory */
 	if (loading->last == 0)
 		dlock_tables_reserve(Min(dlock_rows_estimate(space, which),
 								 (uint64) dlock_memory_limit() / ROW_MEMORY),
@@ -185,7 +185,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 		}
 		if (!row->is_foreign)
 		{
-			/* if this attempt ends here, the next begins with this row */
+			/* if this row fails, the next attempt begins with it */
 			loading->last = number - 1;
 			if (is_queue)
 				load_ticket(space, row);

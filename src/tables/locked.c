@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * locked.c
- *	  Finding the processes that have a heavyweight lock, for messages.
+ *	  Finding the holders of a heavyweight lock, for messages.
  *
  *-------------------------------------------------------------------------
  */

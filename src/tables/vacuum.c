@@ -50,12 +50,12 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
 						VACUUM_ROWS_PER_PAGE);
 		relation_close(table, AccessShareLock);
-		/* a VACUUM commits, and memory of the transaction goes */
+		/* VACUUM commits, which frees memory of the transaction */
 		MemoryContextSwitchTo(TopMemoryContext);
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;
 		statement->rels = list_make1(makeVacuumRelation(NULL, id, NIL));
-		/* parallel workers would have settings of the role and database */
+		/* parallel workers would take the settings of the role and database */
 		statement->options =
 			list_make3(makeDefElem("skip_locked", NULL, -1),
 					   makeDefElem("truncate", (Node *) makeString("off"), -1),

@@ -29,7 +29,7 @@
 
 #include "tables/shape.h"
 
-/* The tables, the count of their changes, and that at the last check */
+/* The tables, a count of their changes, and the count at the last check */
 static bool tables_known = false;
 static Oid	table_ids[DLOCK_NUM_TABLES];
 static uint64 table_changes = 1;
@@ -41,7 +41,7 @@ static Relation relations[DLOCK_NUM_TABLES];
 /* The table that the transaction waits for, or -1 */
 static int	awaited = -1;
 
-/* Rows of a copy may be left. */
+/* Rows of a copied database may be left. */
 static bool has_foreign_rows = true;
 
 typedef struct Table
@@ -66,8 +66,8 @@ forget_tables(Datum arg, Oid relation)
 }
 
 /*
- * Raises 55000 if a shape differs.  Repeats the check until there was no change
- * during it: any lock, also on a catalog, can let one in.
+ * Raises 55000 if a shape differs.  Repeats the check until there was no
+ * change during it: any lock, also on a catalog, can let an invalidation in.
  */
 static void
 check_shapes(void)
@@ -87,7 +87,7 @@ open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* no invalidation is processed before the list of indexes is read */
+	/* nothing processes invalidations between this and the index list */
 	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
@@ -254,7 +254,7 @@ write_image(Table *table, const DlockImage *image)
 		fill_lease(table, image);
 	else
 		fill_ticket(table, image);
-	/* they tell rows of a copy from this database's own */
+	/* these columns distinguish this database's rows from a copy's */
 	set(table, table->shape->num_columns - 2, false,
 		Int64GetDatum((int64) GetSystemIdentifier()));
 	set(table, table->shape->num_columns - 1, false, ObjectIdGetDatum(MyDatabaseId));
@@ -334,7 +334,7 @@ open_tables(DlockSpace *space)
 	return true;
 }
 
-/* A commit has its own time, even if the transaction waited. */
+/* Set the commit's time now, because the transaction may have waited. */
 static void
 set_commit_time(XactEvent event, void *arg)
 {

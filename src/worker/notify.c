@@ -3,8 +3,8 @@
  * notify.c
  *	  Sending announcements and telling watchers, through NOTIFY.
  *
- * Announcements leave the outbox (shared/announcement.c), and changed names
- * their list (shared/watch.c), only after they were sent.
+ * Announcements leave the outbox (shared/announcement.c) only after they were
+ * sent.  So do changed names their list (shared/watch.c).
  *
  *-------------------------------------------------------------------------
  */
@@ -51,8 +51,8 @@ tell_of_turn(void *arg)
 }
 
 /*
- * async.c would take this lock at the commit.  Messages that come during the
- * wait are copied after it.
+ * Take the lock of async.c now, not at the commit.  Messages that come during
+ * the wait are then copied, too.
  */
 static void
 wait_for_turn(void)
@@ -100,7 +100,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/* Skip a channel that was told already, unless a session may listen since. */
+/* Skip channels told already, unless a session may listen since then. */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -145,7 +145,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 									true) : "null");
 }
 
-/* Tell at most "max" watches; false if none is behind, or it is too early. */
+/* Tell at most "max" watches; false if there are none, or it is too early. */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
@@ -197,7 +197,7 @@ end_tellings(DlockSpace *space, int count)
 {
 	bool		more = false;
 
-	/* in reverse order, so that the first name stays the first */
+	/* in reverse, so that unfinished names keep their order in the list */
 	while (--count >= 0)
 	{
 		if (dlock_watch_end_telling(space, &tellings[count], true))
@@ -249,7 +249,7 @@ dlock_notify_send(DlockSpace *space)
 	next_due = DLOCK_NO_DEADLINE;
 	StartTransactionCommand();
 
-	/* advance the tail of a full queue, which a failing NOTIFY does not */
+	/* a failed NOTIFY does not advance the tail of a full queue; this does */
 	if (failed)
 	{
 		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
@@ -257,7 +257,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* before other sessions wait for us; later removals are flushed again */
+	/* now, while no session waits for us; later removals are flushed again */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = notify_of_tickets(space);
