@@ -5,10 +5,10 @@
  *
  * The numbers are rows of the table dlock_slots.  Locks use the copies in
  * their entries.  When a row is about to change, its name is noted, and its
- * lock's entry is kept.  Before the commit, the table is locked against other
- * commits that change it, and the rows of the noted names are read.  After the
- * commit, before the table is unlocked, the copies are set to the values read.
- * So copies change in the order of commits.
+ * lock's entry is kept.  Before the commit, other commits that change the table
+ * are kept waiting, and the rows of the noted names are read.  After the commit,
+ * before the others go on, the copies are set to the values read.  So copies
+ * change in the order of commits.
  *
  * A constraint notes the names of rows that are written, because a restore can
  * disable triggers, but not constraints.  Triggers note the names of rows that

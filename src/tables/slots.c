@@ -13,6 +13,7 @@
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
@@ -83,16 +84,23 @@ dlock_slots_read(DlockSpace *space)
 }
 
 /*
- * Open the table for dlock_slots_find(), and lock it against other commits
- * that change it; NULL if it was dropped.
+ * Open the table for dlock_slots_find(), and keep other commits that change it
+ * waiting; NULL if it was dropped.  The lock is not the table's own: that would
+ * wait for VACUUM, and be in a deadlock with CREATE INDEX CONCURRENTLY.
  */
 Relation
 dlock_slots_open(DlockSpace *space)
 {
-	Oid			table = dlock_find_relation(space, "dlock_slots");
+	Oid			id = dlock_find_relation(space, "dlock_slots");
+	Relation	table = OidIsValid(id) ?
+		try_relation_open(id, AccessShareLock) : NULL;
+	LOCKTAG		tag;
 
-	return !OidIsValid(table) ? NULL :
-		try_relation_open(table, ShareUpdateExclusiveLock);
+	/* last: a transaction that has it waits for no other one's lock */
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, id, 0, 0);
+	if (table)
+		(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	return table;
 }
 
 /* The slots of a lock, or 0 */

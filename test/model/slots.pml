@@ -17,7 +17,7 @@
  *	put_back		dlock_queue_load_slots()
  *
  * The row's lock is free as soon as a commit is visible.  From before its commit
- * until it has changed the memory, a transaction holds a lock of the table.
+ * until it has changed the memory, a transaction keeps other commits waiting.
  * What is done under the entry's lock is one step.
  *
  * Checked: a request finds in memory what the row says (I27), except for
