@@ -13,7 +13,7 @@
 
 #include "backend/api.h"
 
-/* Of pointers to keys.  Sorting many takes long. */
+/* Compare pointers to keys; takes interrupts, as sorting can be long. */
 static int
 compare_keys(const void *a, const void *b)
 {
@@ -27,8 +27,8 @@ compare_keys(const void *a, const void *b)
 }
 
 /*
- * Keys are large, and no session can have more locks.  With 32-bit pointers,
- * sizes could overflow.
+ * Refuse more names than a session can have locks, because keys are large.
+ * With 32-bit pointers, sizes could overflow.
  */
 static void
 check_count(int count)

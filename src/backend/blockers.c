@@ -43,7 +43,7 @@
 /* Locks to name for a vertex */
 #define MAX_HOLDS	16
 
-/* The first request in a queue that a place is in the way of; -1: none */
+/* The first request in the queue that a place blocks; -1: none */
 static int
 first_behind(const DlockGraphLock *lock, int p)
 {
@@ -196,8 +196,8 @@ find_blocker(const DlockGraph *graph, int n)
 }
 
 /*
- * The vertex that began to wait last, of the cycle that a vertex is in or
- * behind; -1 if a vertex no longer waits
+ * Find the cycle that a vertex is in or waits for, and return the vertex of it
+ * that began to wait last; -1 if a vertex no longer waits.
  */
 static int
 find_in_cycle(DlockGraph *graph, int n)
@@ -306,7 +306,7 @@ find_info(DlockSpace *space, const Summary *summary)
 
 	if (!lock->has_infos)
 	{
-		/* holders are in the order of numbers in both */
+		/* both lists have the holders in the order of numbers */
 		row = dlock_queue_rows_of(space, &lock->key);
 		for (int p = 0; p < lock->holders; p++)
 		{

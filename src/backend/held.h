@@ -66,8 +66,8 @@ dlock_held_is_granted(const DlockHeld *held)
 }
 
 /*
- * Is it the session's to release?  So is a ticket without acquires, which an
- * error has kept from ending: it is released once again.
+ * Must the session release the ticket?  Also if it has no acquires: an error
+ * has kept it from ending, and the next release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

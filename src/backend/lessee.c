@@ -28,9 +28,9 @@ raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
 }
 
 /*
- * Join the lock with a new ticket for request->lease, or find the one of the
- * same request.  Returns NULL if the lock is busy and "nowait" is set.  *held
- * is the session's part of a new ticket, or NULL if it is adopted at once.
+ * Join the lock with a new ticket for request->lease, or find the request's
+ * ticket.  Returns NULL if the lock is busy and "nowait" is set.  *held is the
+ * session's part of a new ticket, or NULL if it is adopted at once.
  */
 static DlockLeaseTicket *
 join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -73,7 +73,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 	{
 		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE, joined.lock);
-		/* while *held refers to it, even after an adoption */
+		/* *held needs the ticket, even after an adoption */
 		dlock_record_ref(&ticket->record);
 	}
 	return ticket;
@@ -163,7 +163,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	outcome = dlock_request_wait(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
-	/* its single lease has ended with it */
+	/* the heir's single lease has ended with the ticket */
 	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
 		dlock_raise_lost_place(request, (*ticket)->ticket.number);
 	return outcome;
@@ -286,9 +286,9 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	/* another call that keeps the ticket must not arm this announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* an existing ticket may only have been adopted now */
+	/* an existing ticket may have been adopted just now, by this call */
 	dlock_id_insert(&ticket->record);
-	/* for the second mark: a redirection, or to arm */
+	/* the second mark is a MARK_REDIRECTED or a MARK_ARM */
 	dlock_xact_prepare();
 	if (!created)
 	{

@@ -91,13 +91,13 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	values[i++] = dlock_interval_datum(journal_lag(space));
 	values[i++] = TimestampTzGetDatum(counted_since);
 	Assert(i == lengthof(values));
-	/* the number of held locks tells of grants */
+	/* the number of held locks makes grants known */
 	dlock_journal_flush_removals(space);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;
 }
 
-/* A row for each bound, and one for all */
+/* A row for each bound, and one for all waits */
 PG_FUNCTION_INFO_V1(dlock_wait_counts);
 Datum
 dlock_wait_counts(PG_FUNCTION_ARGS)

@@ -120,7 +120,7 @@ find_guarded(const DlockKey *key)
 
 /*
  * Prepare a MARK_GUARD, which must follow.  False if none is needed, because
- * the lock's latest one is of the same ticket.
+ * the lock's latest MARK_GUARD is of the same ticket.
  */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
@@ -249,7 +249,7 @@ end_mark(int number)
 	bool		is_commit = mark.level == 0;
 	DlockHeld  *held = mark.held;
 
-	/* each call ends before a commit, and pins go before marks */
+	/* no call is unfinished at a commit; unpinning comes before this */
 	Assert(!mark.pinned && (!is_commit || mark.kind != MARK_TAKEN));
 	marks[number].kind = MARK_DROPPED;
 	if (mark.kind == MARK_GUARD)
@@ -357,7 +357,7 @@ dlock_xact_keep(int count)
 
 /*
  * The result is complete.  If the executed statement itself has made the call,
- * its marks stay until its end, because a canceled statement returns nothing.
+ * its marks stay until the statement ends, because a cancel returns nothing.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -515,7 +515,7 @@ dlock_xact_watch(DlockWatch *watch)
 {
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
-	/* in a loop with dlock_unwatch(), the place of the mark that it dropped */
+	/* reuse a mark dropped by dlock_unwatch(), so that a loop adds none */
 	if (top && top->kind == MARK_DROPPED &&
 		top->level == GetCurrentTransactionNestLevel())
 	{
@@ -545,8 +545,8 @@ dlock_xact_unwatch(const DlockWatch *watch)
 }
 
 /*
- * Let the (sub)transaction commit only while this ticket holds.  It is this
- * session's, or is on a lease of a role whose rights the current role has.
+ * Let the (sub)transaction commit only while this ticket holds.  The ticket is
+ * this session's, or of a lease whose role's rights the current role has.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
@@ -575,7 +575,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		dlock_raise_lost(key, fence);
 	dlock_xact_prepare();
 	dlock_cancel_prepare();
-	/* last: its entries stand for a guard */
+	/* last, because an entry means that there is a guard */
 	if (prepare_guarded(key, fence))
 		push_mark(held, ticket, NULL, MARK_GUARD);
 	dlock_record_end_uses(before);

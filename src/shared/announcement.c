@@ -99,7 +99,7 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count an announcement, which keeps the worker there.  Called only after its
+ * Count an announcement, so that the worker stays.  Called only after its
  * ticket has joined: a failed request leaves its own on the spare ticket.
  */
 void
@@ -220,7 +220,7 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* If its ticket has ended, only the outbox refers to it then. */
+/* Arm an announcement.  An orphaned one then belongs to the outbox alone. */
 static void
 arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
@@ -231,7 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/* A ticket's announcement, if this session has this claim, or any if 0 */
+/* A ticket's announcement if this session has this claim (0: any); or NULL */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {

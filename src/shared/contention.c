@@ -13,9 +13,9 @@
  * The counters that the view shows begin at 0 when a name gets its entry, so
  * they are never too great.
  *
- * A search looks through all hashes, and a name that replaces another one
- * through all weights, for some microseconds at most.  The sketch's lock
- * protects all; nothing is allocated under it.
+ * A search scans all hashes, and a replacement scans all weights.  Both take
+ * some microseconds at most.  The sketch's lock protects all; nothing is
+ * allocated under it.
  *
  *-------------------------------------------------------------------------
  */
@@ -175,7 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/* Give a name an entry, number *e; NULL if there is no chunk at all. */
+/* Give a name an entry, with index *e; NULL if there is no chunk at all. */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {

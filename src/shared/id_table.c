@@ -7,8 +7,8 @@
  * themselves.  The tables grow as the table of locks does (buckets.c).
  *
  * A single lease is found by its ticket's number.  For requests see
- * lease_ticket.c.  An entry that is found is referred to before its partition
- * is released (I7).
+ * lease_ticket.c.  A search takes a reference to the entry that it finds
+ * before it releases the partition (I7).
  *
  *-------------------------------------------------------------------------
  */
@@ -88,8 +88,8 @@ dlock_ids_reserve(uint64 more)
 }
 
 /*
- * Let a record be found by its number, unless it is finished: it is marked so
- * before it is deleted here.  Raises 53200.
+ * Let a record be found by its number, unless it is finished.  A record is
+ * marked finished before it is deleted here.  Raises 53200.
  */
 void
 dlock_id_insert(DlockRecord *record)

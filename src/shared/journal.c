@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-/* Mark a changed record.  The lease lock is held since the change (I9). */
+/* Mark a changed record.  The lease lock was taken before the change (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -92,7 +92,7 @@ dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 	pg_atomic_uint64 *noted = dlock_journal_removed(space, key);
 	uint64		before = pg_atomic_read_u64(noted);
 
-	/* before any grant that this removal allows */
+	/* set before any grant that this removal allows */
 	pg_atomic_write_u32(&space->has_removed, 1);
 	/* several locks can share the place */
 	while (before < lsn &&

@@ -49,8 +49,8 @@ dlock_lease_confirmed_at(DlockLease *lease)
 }
 
 /*
- * If standbys count for a lease, it lives until its ttl and a quarter after
- * that heartbeat was sent (I21).
+ * If standbys count for a lease, it lives for 1.25 times its ttl after that
+ * heartbeat was sent (I21).
  */
 static uint64
 quorum_deadline(DlockLease *lease)
@@ -63,7 +63,7 @@ quorum_deadline(DlockLease *lease)
 	deadline = dlock_lease_confirmed_at(lease) + honoured_for(lease);
 	if (deadline <= dlock_monotonic_now())
 	{
-		/* perhaps no process has looked for a while */
+		/* perhaps no process has looked for answers lately */
 		dlock_quorum_look(dlock_space_at(lease->space));
 		deadline = dlock_lease_confirmed_at(lease) + honoured_for(lease);
 	}
@@ -130,7 +130,7 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	{
 		if (look(lease, true, &deadline) == 0)
 			return false;
-		/* after the deadline: dlock_lease_begin_ttl() writes the ttl first */
+		/* ttl last, because dlock_lease_begin_ttl() writes it first */
 		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
 		next += dlock_monotonic_now();
 		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
@@ -279,7 +279,7 @@ dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 
 /*
  * Take a lease out of all lists and tables; false if that was done before.
- * The caller refers to the lease or to a ticket of it.
+ * The caller has a reference to the lease or to a ticket of it.
  */
 bool
 dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
@@ -570,8 +570,8 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 }
 
 /*
- * Start the ttls of all loaded leases.  "confirmed" is when the record was
- * sent that standbys have acknowledged.
+ * Start the ttls of all loaded leases.  "confirmed" is when the record that
+ * standbys have acknowledged was sent.
  */
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)

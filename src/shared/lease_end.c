@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease_end.c
- *	  The end of leases and of their tickets, and the loading of tickets: both
- *	  go from a lease to a lock.
+ *	  The end of leases and of their tickets, and the loading of tickets.
  *
  * An entry's lock comes before the lease lock.  So the tickets of a lease are
  * picked one by one and ended through queue.c.  A ticket that has ended is
@@ -38,8 +37,7 @@ first_ticket(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * End all tickets of a lease; returns how many, or -1 if tickets may be left
- * at "until".
+ * End all tickets of a lease; returns how many, or -1 if "until" came first.
  */
 static int64
 end_tickets(DlockSpace *space, DlockLease *lease, uint32 event, uint64 until)
@@ -150,9 +148,9 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * A session drops the ticket that it made.  If no lease has it, it is GONE,
- * calls with the same request may wait for it, and the lock's reference is the
- * session's to drop.
+ * A session drops the ticket that it made.  A ticket that no lease has adopted
+ * is GONE.  So wake the calls with the same request that wait for it, and drop
+ * the lock's reference.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
@@ -281,7 +279,7 @@ end_lease_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 	if (*was_open)
 		return end_lease(space, lease, DLOCK_EVENT_RELEASED);
 	dlock_lease_begin_change(space);
-	/* begin a delay now, so that it does not begin later */
+	/* begin a delay that is due, so that it is ended here, too */
 	dlock_lease_be_over(lease, false);
 	delayed = lease->delayed;
 	if (delayed)
@@ -469,7 +467,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
-	/* all that was loaded is durable when it counts */
+	/* loaded rows are durable before they count */
 	if (granted)
 		pg_atomic_write_u64(&ticket->granted_lsn, FirstNormalUnloggedLSN);
 	dlock_id_insert(&ticket->record);

@@ -3,8 +3,8 @@
  * lease_ttl.c
  *	  Another ttl or a higher durability for an open lease.
  *
- * Until another ttl is durable, and for good if the call fails, the shorter
- * ttl counts.  The row has the new ttl from the start.  So no server honours a
+ * Until another ttl is durable, the shorter of both counts; also if the call
+ * fails.  The row has the new ttl from the start.  So no server honours a
  * lease longer after a heartbeat than the row on a standby says (I21).
  *
  * The deadline moves at once to the new ttl from now.  A later deadline is
@@ -68,7 +68,7 @@ dlock_lease_row_ttl(const DlockLease *lease)
 	return next != 0 ? next : dlock_lease_ttl(lease);
 }
 
-/* Allocate what changes of a lease need; it stays.  Raises 53200. */
+/* Allocate, once, the memory that a lease's changes need.  Raises 53200. */
 static void
 prepare_retiming(DlockSpace *space, DlockLease *lease)
 {
@@ -94,8 +94,8 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
  * that counts on "record", the lease or its ticket, and then waits for the
  * row.  Raises 53200, with nothing changed.
  *
- * If standbys begin to count, they do so from now on.  If they counted at a
- * lower level, what they acknowledged there stays true.
+ * If no standbys counted before, they count from now on.  If they counted at a
+ * lower level, their answers at that level stay valid.
  */
 void
 dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
@@ -115,7 +115,7 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 			dlock_lease_confirmed_at(lease) :
 			Max(pg_atomic_read_u64(&lease->confirmed), dlock_monotonic_now());
 		pg_atomic_write_u64(&lease->confirmed, confirmed);
-		/* before the level, for processes that read both without a lock */
+		/* "confirmed" first, for processes that read both without a lock */
 		pg_write_barrier();
 		pg_atomic_write_u32(&lease->durability, (uint32) level);
 		dlock_journal_mark(space, dlock_record_of_lease(record));
@@ -138,7 +138,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	prepare_retiming(space, lease);
 	dlock_lease_begin_change(space);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
-	/* before the deadline: renewals read in the other order */
+	/* ttl first, because renewals read the deadline first */
 	if (ttl < dlock_lease_ttl(lease))
 		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
 	open = dlock_lease_move_deadline(lease, ttl);
@@ -196,7 +196,7 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	dlock_lease_retiming(lease)->next_ttl = 0;
 	if (longer)
 		dlock_lease_shorten(lease);
-	/* a row with a longer ttl is harmless until then */
+	/* a row with a longer ttl is harmless until it is overwritten */
 	dlock_journal_mark(space, record);
 	retime(space, lease);
 	dlock_lease_end_change(space, lease);

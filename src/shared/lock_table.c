@@ -318,10 +318,10 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * An entry leads to its ticket, and that to its lease, so a look at an entry
- * would wait for memory three times.  A ring of entries ahead is prefetched in
- * stages instead (software pipelining, as for hash joins: Chen et al., ICDE
- * 2004).
+ * An entry leads to its ticket, and the ticket to its lease, so visiting an
+ * entry would wait for memory three times.  A ring of entries ahead is
+ * prefetched in stages instead (software pipelining, as for hash joins: Chen
+ * et al., ICDE 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)

@@ -50,8 +50,8 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 }
 
 /*
- * For a lease's ticket, the worker writes the change, and wakes and announces
- * then.  Only an heir's session is woken at once, because its row may be
+ * For a lease's ticket, the worker first writes the change, then wakes and
+ * announces.  Only an heir's session is woken at once, because its row may be
  * written already.
  */
 static void
@@ -470,9 +470,9 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * Refer to a lease's ticket that is about to enter its lock.  The lease adopts
- * it if "adopt" is set or it is an heir.  False if "adopt" is set and the
- * lease is gone.
+ * Add the lock's reference to a lease's ticket that is about to enter.  The
+ * lease adopts it if "adopt" is set or it is an heir.  False if "adopt" is set
+ * and the lease is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
@@ -491,7 +491,7 @@ belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
 	return true;
 }
 
-/* The same for request->lease, unless the request has a ticket (I14) */
+/* Join for request->lease, unless the request has a ticket already (I14) */
 DlockJoined
 dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 						   DlockLeaseTicket *ticket, bool nowait, bool adopt)
@@ -525,8 +525,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Let the lease adopt a ticket that this backend has waited for, unless it has
- * done so for another client.  False if the ticket or the lease is gone.
+ * Let the lease adopt a ticket that this backend waited for, unless it did so
+ * for another client.  False if the ticket or the lease is gone.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -559,9 +559,9 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 }
 
 /*
- * Load a ticket; they come in the order of numbers.  False, with nothing
- * changed, if it would break exclusion, or hold exclusively behind the queue
- * (I22).  Raises 53200, with nothing changed.
+ * Load a ticket.  Tickets are loaded in the order of numbers.  False, with
+ * nothing changed, if it would break exclusion, or hold exclusively behind the
+ * queue (I22).  Raises 53200, with nothing changed.
  */
 bool
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
@@ -618,7 +618,7 @@ dlock_queue_resume(DlockSpace *space)
 
 /*
  * End a ticket that is WAITING or GRANTED, or ENDING without a pin.  "event"
- * is for its owner; or 0.  A ticket with a pin or a row leaves later.
+ * is for the owner; 0: none.  A ticket with a pin or a row leaves later.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -640,7 +640,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 			leave(lock, ticket, wakeups);
 		else
 			dlock_ticket_set_state(ticket, DLOCK_ENDING);
-		/* after the state, which its owner reads then (I10) */
+		/* after the state, because its owner then reads the state (I10) */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
@@ -726,7 +726,7 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 /*
  * Claim a ticket that another call has made, so that it stays if that call
  * fails.  If "adopt" is set, the lease adopts it, and a session that waits
- * with it waits on as for a lease's ticket.  False if the ticket or its lease
+ * with it goes on as for a lease's ticket.  False if the ticket or its lease
  * is gone.  The caller must wake the worker.
  */
 bool

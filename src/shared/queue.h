@@ -76,7 +76,7 @@ is_leaving(DlockTicket *ticket)
 		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
-/* The slots that count for a request or a ticket */
+/* The slots set in dlock_slots or, if none are set, those requested */
 static inline int32
 slots_for(const DlockLock *lock, int32 slots)
 {
@@ -101,14 +101,14 @@ find_number(const DlockList *list, int64 number)
 typedef struct DlockWakeups
 {
 	DlockSpace *space;			/* whose worker; or NULL */
-	DlockLeaseTicket *heir;		/* wake its session; referred to; or NULL */
+	DlockLeaseTicket *heir;		/* wake its session; a reference; or NULL */
 	DlockSpace *outbox;			/* whose sender; or NULL */
 	int			count;
 	int			procnos[8];
 } DlockWakeups;
 
 /*
- * Called before the holders change, as watchers see them.  Sets *to_wake if
+ * Called before a change of the holders that watchers see.  Sets *to_wake if
  * its worker must be woken.
  */
 static inline void

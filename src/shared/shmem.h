@@ -142,7 +142,7 @@ typedef struct DlockTicket
 								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
-	uint32		queue_length;	/* with it, as it joined; 0: it did not wait */
+	uint32		queue_length;	/* tickets in it after joining; 0: no wait */
 	uint32		pins;			/* guarded commits in progress; protected by
 								 * the lock entry's lock */
 	TimestampTz enqueued_at;
@@ -170,7 +170,7 @@ typedef struct DlockTicket
  */
 typedef struct DlockRecord
 {
-	/* atomic; the last one frees */
+	/* atomic; dropping the last reference frees the record */
 	pg_atomic_uint32 references;
 
 	/* immutable */
@@ -287,7 +287,7 @@ struct DlockLease
 /* Deadline of a lease that ran out */
 #define DLOCK_RAN_OUT		((uint64) 1)
 
-/* Of an attached lease, or a waiting heir's.  Renewals increment it. */
+/* The deadline if a session keeps the lease alive.  Renewals increment it. */
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*
@@ -330,8 +330,8 @@ typedef struct DlockLeaseTicket
 	int8		announce_at;	/* level at which its grant is announced */
 
 	/*
-	 * The lease's durability when the row first said granted, and where that
-	 * was, or 0.  Written in this order, under the lease lock.
+	 * The lease's durability when the row first said granted, and that row's
+	 * position in the WAL, or 0.  Written in this order, under the lease lock.
 	 */
 	int8		granted_at_level;
 	pg_atomic_uint64 granted_lsn;
@@ -362,7 +362,7 @@ typedef struct DlockLock
 	uint32		closed;			/* holders kept by a delay: no ticket fits */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
-	bool		leased:1;		/* had a lease's holder since last free */
+	bool		leased:1;		/* a lease held it since it was last free */
 	bool		settled:1;		/* set_slots changed before the table was
 								 * read; keeps the entry */
 
@@ -462,7 +462,7 @@ typedef struct DlockWatch
 
 	/* protected by the outbox's lock */
 	bool		armed;			/* its LISTEN is in effect */
-	uint64		told;			/* holders after so many changes; or 0 */
+	uint64		told;			/* informed as of so many changes; or 0 */
 	uint64		telling;		/* number of the latest copy of its channel */
 } DlockWatch;
 
@@ -538,7 +538,7 @@ typedef struct DlockHeartbeat
 	uint64		sent;			/* taken before it was written; monotonic */
 } DlockHeartbeat;
 
-/* What background processes of a space do, one at a time each (I20) */
+/* Jobs of a space's background processes; one process for each (I20) */
 typedef enum DlockOffice
 {
 	DLOCK_WORKER,
@@ -604,8 +604,8 @@ struct DlockSpace
 	DlockLoading loading;
 
 	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* settled entries, or more */
-	pg_atomic_uint32 slots_loaded;	/* dlock_slots is; before "loaded" */
+	pg_atomic_uint32 settled;	/* at least as many as settled entries */
+	pg_atomic_uint32 slots_loaded;	/* dlock_slots is; set before "loaded" */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
@@ -625,7 +625,7 @@ struct DlockSpace
 		pg_atomic_uint32 holder;	/* proc number, plus 1; or 0 */
 		pg_atomic_uint64 asked_at;	/* when last asked for; monotonic */
 	}			offices[DLOCK_NUM_OFFICES];
-	pg_atomic_uint32 worker_comes;	/* looks at the journal within 10 ms */
+	pg_atomic_uint32 worker_comes;	/* will see the journal within 10 ms */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died early */
 
 	/*
@@ -666,7 +666,7 @@ typedef struct DlockSpaceEntry
 	uint64		unreserved;		/* first number never reserved there */
 } DlockSpaceEntry;
 
-/* A backend.  If a ticket's session is not its slot's, its owner is gone. */
+/* A backend.  A ticket's owner is gone if the slot has another session. */
 typedef struct DlockBackend
 {
 	pg_atomic_uint64 session;	/* 0: slot unused */
@@ -753,15 +753,15 @@ typedef struct DlockHeader
 	uint32		sizes;			/* ... of which builds may differ ... */
 	char		version[64];	/* ... and its version */
 	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID */
-	uint32		num_pids;		/* it begins with so many pg_atomic_uint32, by
-								 * proc number; 0: no attached process */
+	uint32		num_pids;		/* pg_atomic_uint32 at its start, by proc
+								 * number; 0: no attached process */
 
 	/* atomic; increased under the lock */
 	pg_atomic_uint32 attached;	/* processes attached to the segment */
 	pg_atomic_uint32 workers;	/* ... of these, background workers of dlock */
 
 	/*
-	 * atomic: until then, a TimestampTz, a library of another layout asks for
+	 * atomic: a TimestampTz, until which a library of another layout asks for
 	 * the place.  Workers end if only workers are attached.
 	 */
 	pg_atomic_uint64 wanted_until;

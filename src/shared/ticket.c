@@ -8,7 +8,7 @@
  * A block is used only after the WAL record of its reservation is flushed, so
  * no number is drawn twice, even after a crash.
  *
- * A block starts above all that the sequence has, above the time (seconds
+ * A block starts above the sequence's last_value, above the time (seconds
  * since 2025-01-01, shifted left by 22), and above all that the database has
  * reserved in this server.  The time makes numbers grow if the sequence has
  * gone back, as after lost WAL, point-in-time recovery or the restore of an
@@ -375,7 +375,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 	return ticket;
 }
 
-/* On 53200, a lease's ticket has all that was made for it so far. */
+/* Fill a ticket.  On 53200, it keeps what was made for it so far. */
 void
 dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 				  DlockTicket *ticket)

@@ -191,7 +191,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* The session listens now: tell it the present holder, even if it knows it. */
+/* The session listens now: tell the present holder, even if told before. */
 void
 dlock_watch_arm(DlockWatch *watch)
 {
@@ -360,7 +360,7 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 	return used;
 }
 
-/* Copy at most "max" watches not told in this round, telling->count in all. */
+/* Copy up to "max" watches not told in this round; sets telling->count. */
 void
 dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 				 DlockWatcher *watchers, int max)
@@ -382,7 +382,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Note the copied watches as told.  Before them are only newer ones. */
+/* Note the copied watches as told.  Newer watches may be before them. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
@@ -429,7 +429,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
 	more = told && first && first->told < watched->round;
 	if (more)
 	{
-		/* first again, so that a name is told in one go */
+		/* back to the head: the name's other watches are told next */
 		dlock_list_remove(&space->changed, &watched->link);
 		dlock_list_prepend(&space->changed, &watched->link);
 		watched->due = 0;

@@ -32,9 +32,9 @@
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
 #define LOOK_MS				1000	/* between checks for a worker */
-#define NO_WORKER_MS		3000	/* without one, then the caller loads */
+#define NO_WORKER_MS		3000	/* without a worker, until callers load */
 #define WORKER_TURN_MS		1000	/* the worker loads until it unlocks the tables */
-#define TELL_MS				500 /* of waiting, then the log is told */
+#define TELL_MS				500 /* wait before it is logged */
 #define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
 
@@ -42,10 +42,11 @@
  * Begin the ttls; false after "until".
  *
  * If standbys count for a lease, they must acknowledge a record written now: a
- * server that was replaced must not honour its rows.  Leases count from a time
- * before the record was written: this server may be replaced once standbys have
- * it.  If an answer took more than a quarter of a ttl, another is asked for, so
- * that leases get their full ttl; at most MAX_QUORUM_WAITS in all.
+ * server that was replaced must not honour its rows.  The ttls count from
+ * before the record was written, because this server may be replaced once
+ * standbys have the record.  If an answer takes more than a quarter of a ttl,
+ * ask again, MAX_QUORUM_WAITS times at most, so that leases get their full
+ * ttl.
  */
 static bool
 begin_ttls(DlockSpace *space, uint64 until)
@@ -317,9 +318,10 @@ check_lockable(DlockSpace *space)
 }
 
 /*
- * For the worker; false if it must call again.  After WORKER_TURN_MS a locked
- * table is an error.  Between turns the tables are unlocked, so that they can
- * be dropped while standbys do not answer, but no session loads.
+ * Load in the worker; false if it must call again.  After WORKER_TURN_MS a
+ * locked table is an error.  Between turns the tables are unlocked, so that
+ * they can be dropped while standbys do not answer.  The lock to load stays
+ * held.
  */
 bool
 dlock_load(DlockSpace *space)
@@ -487,8 +489,8 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
  * (I22).  False after the timeout; *leased, unless NULL, becomes true if a row
  * has the name.
  *
- * The caller loads if that takes a step of each table and no wait, otherwise
- * the worker.  The table dlock_slots is always loaded.
+ * The caller loads if one step of each table, without a wait, is enough;
+ * otherwise the worker loads.  The table dlock_slots is always loaded.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,

@@ -5,7 +5,7 @@
  *
  * The tables are read and written by the position of columns, without running
  * code of their owner.  So a table must be as the extension's script made it,
- * except for dropped columns behind.
+ * except for dropped columns at the end.
  *
  *-------------------------------------------------------------------------
  */
@@ -237,8 +237,8 @@ check_triggers(Relation relation)
 }
 
 /*
- * Does maintaining an index run PostgreSQL's code only?  Runs no other code
- * itself: RelationGetIndexExpressions() would evaluate constants.
+ * Does maintaining an index run only PostgreSQL's code?  This check runs no
+ * other code, either: RelationGetIndexExpressions() would.
  */
 static bool
 is_plain_index(Relation index)
@@ -256,7 +256,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* A relation forgets this index at any invalidation, and so at any lock. */
+/* The primary key.  Any lock can bring an invalidation, which clears it. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -277,7 +277,7 @@ check_indexes(Relation relation)
 
 	foreach(cell, indexes)
 	{
-		/* without its lock, which REINDEX can hold for long */
+		/* without locking it, because REINDEX can lock it for long */
 		Relation	index = RelationIdGetRelation(lfirst_oid(cell));
 		bool		has_key_of_table;
 		bool		is_key;

@@ -34,7 +34,7 @@ typedef struct Look
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases for which standbys could count; none attaches later */
+/* Attached leases for which standbys could count (none attaches later) */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* Make a hash table by address. */

@@ -40,8 +40,8 @@
 #define RETRY_MS		100		/* after an error; doubled each time, ... */
 #define MAX_RETRY_MS	2000	/* ... up to this */
 #define LOCKED_RETRY_MS	5		/* after a lock timeout */
-#define LOG_EVERY		60		/* messages about one lock are rarer each
-								 * time, until each 60th is logged */
+#define LOG_EVERY		60		/* log messages about one lock get rarer, down
+								 * to each 60th */
 #define OWNER_PATIENCE_MS	1000
 
 /* Settings that ALTER DATABASE and ALTER ROLE must not change */
@@ -112,7 +112,7 @@ leave_shared_state(void)
 /* dlock_database_changes() when the owner was looked up */
 static uint64 owner_known_at;
 
-/* WITH (FORCE) checks the roles of processes, so have the database owner's. */
+/* DROP DATABASE (FORCE) checks the roles of processes: take the owner's. */
 static void
 belong_to_owner(void)
 {
@@ -146,8 +146,8 @@ static DlockTask owner_task = {
 static volatile sig_atomic_t cancel_requested = false;
 
 /*
- * SIGINT handler.  A cancel would only repeat work.  For lock_timeout, whose
- * indicator is set, PostgreSQL raises the error.
+ * SIGINT handler: ignore a cancel, which would only repeat work.  If
+ * lock_timeout has set its indicator, PostgreSQL raises the error.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -250,7 +250,7 @@ dlock_process_is_in_the_way(void)
 	return CountDBConnections(MyDatabaseId) == 0;
 }
 
-/* Only the postmaster's lock file says so before any process is signaled. */
+/* Does the server stop?  Only its lock file tells before any signal. */
 bool
 dlock_process_server_stops(void)
 {
@@ -274,7 +274,7 @@ dlock_process_lock_timeout(const char *timeout)
 	SetConfigOption("lock_timeout", timeout, PGC_SUSET, PGC_S_SESSION);
 }
 
-/* Was it a lock timeout, or a deadlock? */
+/* Was the error a lock timeout, or a deadlock? */
 bool
 dlock_error_is_lock(int code)
 {
@@ -282,7 +282,7 @@ dlock_error_is_lock(int code)
 		code == ERRCODE_T_R_DEADLOCK_DETECTED;
 }
 
-/* Count a lock timeout.  A patient task is told once in each patience. */
+/* Count a lock timeout; true once in each patience_ms. */
 static bool
 is_out_of_patience(DlockTask *task)
 {
@@ -301,7 +301,7 @@ is_out_of_patience(DlockTask *task)
 	return true;
 }
 
-/* Is it the first of such messages, or the first for long? */
+/* Log the 1st, 2nd, 4th, ... message about a lock, and each LOG_EVERYth. */
 static bool
 is_to_be_logged(const DlockTask *task)
 {
@@ -318,7 +318,7 @@ recover(DlockTask *task)
 	long		pause = LOCKED_RETRY_MS;
 
 	HOLD_INTERRUPTS();
-	/* AbortCurrentTransaction() does not, outside of a transaction */
+	/* outside a transaction, AbortCurrentTransaction() does not */
 	LWLockReleaseAll();
 	MemoryContextSwitchTo(TopMemoryContext);
 	error = CopyErrorData();

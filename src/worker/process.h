@@ -25,16 +25,16 @@ typedef struct DlockTask
 	const char *what;			/* "...ing ...", for the log */
 	bool		(*perform) (void);	/* true: there is more to do */
 	void		(*failed) (int code);	/* called with the SQLSTATE, or NULL */
-	bool		(*tell_of_lock) (const char *database); /* logs a lock timeout,
+	bool		(*tell_of_lock) (const char *database); /* logs the blockers,
 														 * or false; or NULL */
 	long		max_retry_ms;	/* longest pause after an error; 0: default */
-	long		patience_ms;	/* before it is told of lock timeouts */
+	long		patience_ms;	/* before lock timeouts are reported */
 
 	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */
 	long		retry_ms;		/* next pause; 0: the first */
 	uint64		patience_ends;	/* 0: no lock timeout yet */
-	uint32		told;			/* lock timeouts told of in a row */
+	uint32		told;			/* lock timeouts reported in a row */
 } DlockTask;
 
 /* process.c */

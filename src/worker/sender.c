@@ -89,8 +89,8 @@ dlock_sender_main(Datum arg)
 }
 
 /*
- * Vacuum the rows that are dead now.  If this fails, the next process comes
- * after as many more dead rows.
+ * Vacuum the rows that are dead now.  If this fails, the next process is
+ * started after as many more dead rows.
  */
 void
 dlock_vacuum_main(Datum arg)

@@ -53,7 +53,7 @@
 #define SOON_MS			5000	/* the worker stays for a lease due so soon */
 #define WAY_MS			1000	/* between looks of is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
-#define SURE_LOOKS		3		/* refused commands lock it a moment, too */
+#define SURE_LOOKS		3		/* a refused command locks it briefly, too */
 #define FIRST_PAUSE_MS	100		/* after a worker that died young; doubles */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
@@ -104,7 +104,8 @@ let_go(void)
 
 /*
  * Leave the office, and start the next worker if there is work, which may have
- * been posted just before (I20).  If the worker makes way, a session will.
+ * been posted just before (I20).  If the worker makes way, a session starts
+ * it.
  */
 static void
 resign(int code, Datum arg)
@@ -189,7 +190,7 @@ begin_work(void)
 	return false;
 }
 
-/* Refer to all leases. */
+/* Collect all leases, each with a reference. */
 static void
 collect_unknown(void)
 {
@@ -247,7 +248,7 @@ learn(void)
 	return !knows_all;
 }
 
-/* Tell the processes that wait. */
+/* Loading has failed: tell the processes that wait. */
 static void
 begin_failed(int code)
 {
@@ -296,7 +297,7 @@ write_journal(void)
 	return !extension_is_gone && my_space->journal.length > 0;
 }
 
-/* If the error came after the commit, leases may be unknown. */
+/* After an error behind the commit, learn of all leases again. */
 static void
 write_failed(int code)
 {
@@ -370,7 +371,7 @@ stays_for_sessions(void)
 	return now < until && dlock_worker_has_company(my_space, false);
 }
 
-/* Write the journal while it becomes shorter, and have the worker end. */
+/* Write the journal as long as it becomes shorter, then end the worker. */
 static void
 write_the_rest(void)
 {

@@ -22,7 +22,7 @@
 /* Rows per transaction */
 #define BATCH	1000
 
-/* The worker flushes for that long after two have waited at a time. */
+/* How long the worker goes on flushing after two callers waited at a time */
 #define CROWD_MS	100
 
 static DlockImage *images = NULL;
@@ -41,8 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * The lease's first row: standbys count from now on.  None can have the
-	 * row yet, and heartbeats for the lease begin with the write.
+	 * The lease's first row: standbys count from now on.  No standby can have
+	 * the row yet, and heartbeats for the lease begin with the write.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
@@ -68,7 +68,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
 		image->shares = !image->over && ticket->lowers &&
 			ticket->ticket.mode == DLOCK_EXCLUSIVE;
-		/* it is written before the state */
+		/* granted_at is written before the state */
 		pg_read_barrier();
 		image->granted_at = image->inherits ? GetCurrentTimestamp() :
 			ticket->ticket.granted_at;
@@ -169,7 +169,7 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u32(&record->written, images[i].mark);
-		/* until it is finished or shared */
+		/* otherwise marked until it is finished or shared */
 		if (record->marked == images[i].mark && !images[i].over &&
 			!images[i].shares)
 			dlock_journal_unmark(space, record);
@@ -229,7 +229,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* one that became over since was marked again */
+		/* a record that has ended since the copy was marked again */
 		if (images[i].over || !committed)
 			settle_record(space, record);
 		if (images[i].shares && committed)
@@ -239,7 +239,7 @@ publish(DlockSpace *space, bool committed)
 	dlock_writer_let_go();
 }
 
-/* Look at a written record from now on, unless it is over. */
+/* Pass a written record to due.c and grants.c, unless it is over. */
 static void
 learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 {
@@ -266,7 +266,7 @@ tell_blocked_on(DlockSpace *space, Oid table)
 /*
  * Write one batch.  Returns how many records, -1 if the extension is gone.
  * After an error, nothing is written and all are still marked.  Callers are
- * told, but of a lock timeout by the task, if it lasts.
+ * told of the error; of a lock timeout, by the task if it lasts.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
