@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Booking seats, with versions through an ORM
 
-Shows: optimistic locking with SQLAlchemy's version column, while a user takes
-time to decide; and a trigger of dlock that counts the changes of all other
-programs, too.
+Shows: optimistic locking with SQLAlchemy's version column while a user takes
+time to decide, and a trigger of dlock that also counts the changes made by
+other programs.
 
     python3 booking.py setup            # once: the table with two seats
-    python3 booking.py 7A alice         # asks, reads "yes" from its input
+    python3 booking.py 7A alice         # asks, and reads the answer
 
-Nothing is locked while the user decides, so an instance that hangs or dies
-delays no other.  If the seat has changed meanwhile, the program shows it again
-instead of overwriting it.
+No row is locked while the user decides, so an instance that hangs or dies
+delays no other.  If another program changes the seat before the user answers,
+this program shows the seat again instead of overwriting it.
 
 PGHOST and so on name the server.  Needs SQLAlchemy 1.4 or 2.0, and psycopg2.
 """
@@ -31,7 +31,7 @@ SETUP = """
 
 Base = declarative_base()
 engine = create_engine('postgresql+psycopg2://', future=True)
-# Objects stay as they were read, also after a commit.
+# After a commit, objects keep the values that were read.
 Session = sessionmaker(engine, future=True, expire_on_commit=False)
 
 
@@ -57,10 +57,10 @@ def book(number, passenger):
             return False
         try:
             with Session.begin() as session:
-                session.add(seat)       # as it was shown to the user
+                session.add(seat)       # with the version seen by the user
                 seat.passenger = passenger
         except StaleDataError:
-            print('changed meanwhile', flush=True)
+            print(f'{number} has changed', flush=True)
             continue
         print('booked', flush=True)
         return True

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """A leader among many instances
 
-Shows: an election, work that stops when the leadership is lost, and writes
-that a late leader cannot make.
+Shows: an election, work that stops when the leadership is lost, and a guard
+that refuses the writes of a late leader.
 
     python3 leader.py setup             # once: the table
     python3 leader.py NAME              # as many instances as you like
 
 One instance leads, and writes a row every second.  If it dies, is paused or
-loses its network, the next one leads after TTL seconds; if it is told to end
-by SIGTERM, at once.  An instance that has lost stands for election again.
+loses its network, the next instance leads after TTL seconds.  After SIGTERM,
+the next one leads at once.  A leader that has lost campaigns again.
 
 PGHOST and so on name the server.
 """
@@ -30,7 +30,7 @@ SETUP = """
 
 
 def lead(lock, node):
-    """Until the lock is lost"""
+    """Writes rows until the lock is lost."""
     print('leading', lock.fence, flush=True)
     try:
         with dlock.translated(), psycopg.connect(autocommit=True) as db:
@@ -41,12 +41,12 @@ def lead(lock, node):
                                ' VALUES (%s, %s)', [lock.fence, node])
                 print('wrote', flush=True)
     except (dlock.LockLost, dlock.Cancelled, dlock.ConnectionLost):
-        pass                            # the election goes on
+        pass                            # campaign again
     print('leads no more', flush=True)
 
 
 def run(node):
-    # leaves the block in which the lock is held, and so releases it
+    # SystemExit leaves the block that holds the lock, which releases it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     election = dlock.Locks('').election('reading', ttl=TTL, info=node)
     while True:

@@ -1,19 +1,19 @@
-// An API that allows five calls at a time, from all machines together
+// An API that allows five calls at a time from all machines together
 //
 // Shows: a semaphore with slots, whose number an administrator changes while
 // the program runs.
 //
 //     node limited.mjs URL COUNT       # calls URL/1 to URL/COUNT
 //
-// Start as many instances as you like: all of them together never have more
-// than five calls open.  To change that for all instances, at once and without
-// a restart:
+// Start as many instances as you like: together, they never have more than
+// five calls open.  To change the number for all instances at once, without a
+// restart:
 //
 //     psql -c "SELECT dlock_set_slots('api', 2)"
 //
-// Each call holds a permit by a lease.  If an instance dies, its permits are
-// free after TTL seconds.  If a lease is lost, its call is aborted, and made
-// again.
+// Each call holds a permit with its own lease.  If an instance dies, its
+// permits become free after TTL seconds.  If a lease is lost, its call is
+// aborted and made again.
 //
 // PGHOST and so on name the server.  Needs the packages dlock-client and pg.
 

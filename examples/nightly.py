@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A nightly job that many machines start, and that is done once
+"""A nightly job that many machines start, and that is done only once
 
 Shows: a lock with a ttl, guarded transactions, and a job that another machine
 completes.
@@ -7,9 +7,9 @@ completes.
     python3 nightly.py setup            # once: tables with six accounts
     python3 nightly.py 2026-06-01       # from cron, on every machine
 
-One instance works, and the others wait.  If that one dies or is paused, its
-lease expires, and the next one continues after the last account that was
-committed.  A late instance cannot write any more: the guard refuses it.
+One instance works, and the others wait.  If the first dies or is paused, its
+lease expires, and the next one continues after the last committed account.  A
+late instance cannot write, because the guard refuses its transaction.
 
 PGHOST and so on name the server.  TTL is the time after which a silent
 instance is replaced, in seconds.
@@ -33,7 +33,7 @@ SETUP = """
 
 
 def pay_next(db, night):
-    """The next account of this night, or None"""
+    """Pays the next account, and returns its id, or None if all are done."""
     (done,) = db.execute('SELECT coalesce(max(account), 0) FROM progress'
                          ' WHERE night = %s', [night]).fetchone()
     row = db.execute('SELECT id, cents FROM account WHERE id > %s'

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """Objects in a store that compares ETags, under a lock
 
-Shows: fencing for a service that knows nothing of locks.  The fence is in the
-object, and each write names the ETag that it replaces.
+Shows: fencing for a service without locks.  The fence is in the object, and
+each write names the ETag that it replaces.
 
     python3 store.py serve 8080                         # stands for the store
     python3 store.py append http://127.0.0.1:8080/log   # adds lines of input
 
-An instance holds the lock for as long as it has input.  It begins by claiming
-the object: it writes its fence into the object.  From then on, the writes of
-all earlier holders fail, because the ETag is another one, and an earlier
-holder that reads again finds the greater fence.
+An instance holds the lock while it has input.  First it claims the object: it
+writes its fence into the object.  From then on, the writes of all earlier
+holders fail, because the ETag has changed.  An earlier holder that reads the
+object again finds the greater fence.
 
 PGHOST and so on name the server with dlock.  Any store with conditional writes
-will do in place of this one: S3, Google Cloud Storage, Azure Blob Storage.
+can replace this one: S3, Google Cloud Storage, Azure Blob Storage.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def claim(url, lock):
         new = write(url, content, etag, lock)
         if new is not None:
             return new, content
-        # an earlier holder was faster, for the last time: read what it wrote
+        # an earlier holder has written since the read: read again
 
 
 def read(url):
@@ -66,9 +66,9 @@ def read(url):
 
 
 def write(url, content, etag, lock):
-    """The new ETag, or None if the object's is not the given one"""
+    """The new ETag, or None if the object has another one than given"""
     condition = {'If-Match': etag} if etag else {'If-None-Match': '*'}
-    lock.check()        # saves useless requests; the ETag is what protects
+    lock.check()        # saves useless requests; the ETag protects the object
     try:
         with urllib.request.urlopen(urllib.request.Request(
                 url, json.dumps(content).encode(), condition,
@@ -81,7 +81,7 @@ def write(url, content, etag, lock):
 
 
 class Store(BaseHTTPRequestHandler):
-    """An object store: GET, and PUT with a condition, as RFC 9110 has them"""
+    """An object store: GET, and conditional PUT as in RFC 9110"""
     objects: dict = {}
     mutex = Lock()
 

@@ -9,8 +9,8 @@ connection or a thread for each, and works on each lock when it is granted.
 
 Each instance enqueues for every job.  Its tickets belong to a lease, so one
 heartbeat keeps all of them, and they survive a broken connection.  If the
-instance dies, the lease expires, and its jobs go to the next instance in each
-queue.  Each job is done once: its row is written in a guarded transaction.
+instance dies, the lease expires, and the next instance in each queue gets the
+job.  Each job is done once, because a guarded transaction writes its row.
 
 PGHOST and so on name the server.
 """
@@ -29,7 +29,7 @@ SETUP = """
 
 
 def work(db, name, ticket):
-    """False if the job was done before"""
+    """Does the job; False if it was done before."""
     job = int(name.removeprefix('job/'))
     with dlock.translated(), db.transaction():
         db.execute('SELECT dlock_guard(%s, %s)', [name, ticket])
@@ -54,10 +54,10 @@ def run():
         waiting, done = len(jobs), 0
         while waiting:
             event = tickets.next()
-            if event.event == 'wanted':         # we release soon anyway
+            if event.event == 'wanted':         # released soon anyway
                 continue
             waiting -= 1
-            if event.event != 'granted':        # the next in the queue has it
+            if event.event != 'granted':        # another instance gets it
                 print(event.event, event.lock, flush=True)
                 continue
             done += work(db, event.lock, event.ticket)

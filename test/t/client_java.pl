@@ -1,8 +1,8 @@
-# The Java client, built with only the JDK, passes clients/scenarios.md.
-# Programs with JDBC and a pool of HikariCP work as docs/java.md advises.
+# The Java client, built with the JDK alone, passes clients/scenarios.md.
+# Programs with JDBC and a HikariCP pool work as docs/java.md advises.
 #
-# What would break it: the table names the faults; test/clients/java shows each
-# trap that the page warns of.  The sample of the page is run, too.
+# What would break it: see the table. test/clients/java shows each trap that
+# the page warns of.  The page's sample is run, too.
 
 use strict;
 use warnings FATAL => 'all';
@@ -49,7 +49,7 @@ foreach my $name (sort keys %module)
 		"pom.xml of $name: of this version");
 }
 
-# The sample of a page, as a file
+# A page's sample, written into a file
 sub sample
 {
 	my ($name, $page) = @_;
@@ -61,7 +61,7 @@ sub sample
 	return "$dir/$name.java";
 }
 
-# The program prints what its comments say
+# The program prints what the sample's comments promise.
 sub run_sample
 {
 	my ($name, @command) = @_;
@@ -80,7 +80,8 @@ is(slurp_file("$client/LICENSE"), slurp_file("$top/LICENSE"), 'its license');
 add_classes(\@java, "$client/tests/Run.java");
 push @pool, pop(@pool) . ':' . $java[-1] if @pool;
 
-# ShedLock and Spring Integration are not in Debian: stubs have what is used.
+# Debian has neither ShedLock nor Spring Integration: stubs replace what is
+# used.
 my @modules = @java;
 foreach my $name (grep { $module{$_} } sort keys %module)
 {
@@ -152,7 +153,7 @@ run_sample('Transfer', @pool);
 is($node->safe_psql('postgres', 'SELECT balance FROM account'),
 	'80', 'and has paid twice');
 
-# The rows that need most connections, or break them, also over a pool
+# The rows that need many connections, or break them, run over a pool, too.
 if (@stacks > 3)
 {
 	local $ENV{DLOCK_SCENARIOS} = $ENV{DLOCK_SCENARIOS} // join ' ', qw(

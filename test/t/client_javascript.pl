@@ -1,8 +1,7 @@
 # Programs in JavaScript with node-postgres, postgres.js, Knex, Sequelize,
-# TypeORM or Drizzle.  test/clients/javascript says what they do, and what
-# would break it.  This test gives them a server, and counts each of their
-# tests.  A program in TypeScript shows that the types of clients/node are
-# correct.
+# TypeORM or Drizzle. test/clients/javascript describes them, and the faults
+# that would break them.  This test gives them a server, and counts each of
+# their tests.  A program in TypeScript checks the types of clients/node.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,7 +1,7 @@
 # The JavaScript client, packed by npm and installed, passes
 # clients/scenarios.md.
 #
-# What would break it: the faults in the table; a package that lacks a file.
+# What would break it: see the table; a package that lacks a file.
 #
 # For DLOCK_JAVASCRIPT see Dlock::JavaScript.
 
@@ -24,7 +24,7 @@ my $client = "$FindBin::RealBin/../../clients/node";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my @npm = ('npm', '--loglevel=error', "--cache=$dir/cache", '--offline');
 
-# with the packed files only, and without a network
+# only with the packed files, and without a network
 system_or_bail(@npm, 'pack', '--silent', "--pack-destination=$dir", $client);
 my ($package) = glob("$dir/*.tgz");
 

@@ -1,12 +1,12 @@
 # The JavaScript client over an application's own connections, and in the
-# transactions of its libraries: clients/node/tests/own.js says what they do.
-# This test gives them a server, and counts each of their tests.  It also
-# compiles clients/node/tests/types.ts, which uses each type, and mistakes.
+# transactions of its libraries: see clients/node/tests/own.js.  This test
+# gives it a server, and counts each of its tests.  It also compiles
+# clients/node/tests/types.ts, which uses each type, correctly and incorrectly.
 #
-# What would break it: a connection that goes back to a pool with something on
-# it, or too early, or is kept after a doubt; a library whose statements or
-# results differ; types that a way to find modules does not find, or that take
-# any option.
+# What would break it: a connection that returns to a pool too early, with
+# locks or settings left on it, or after an unclear failure; a library with
+# other statements or results; types that a module resolution does not find, or
+# that accept every option.
 #
 # For DLOCK_JAVASCRIPT see Dlock::JavaScript.
 

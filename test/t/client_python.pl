@@ -1,8 +1,8 @@
 # The Python client, built as a wheel and installed, passes
 # clients/scenarios.md.
 #
-# What would break it: the faults in the table; a package that lacks a file;
-# types that do not fit, as mypy checks if it is installed.
+# What would break it: see the table; a package that lacks a file; wrong types,
+# which mypy finds if it is installed.
 
 use strict;
 use warnings FATAL => 'all';

@@ -3,11 +3,11 @@
 # clients/python/tests/own.py says what they do.  This test gives them a
 # server, and counts each of their tests.
 #
-# What would break it: a connection that goes back to a pool with something on
-# it, or too early, or is kept after a doubt; a driver whose arguments or errors
-# differ.
+# What would break it: a connection that returns to a pool too early, with
+# locks or settings left on it, or after an unclear failure; a driver with
+# other arguments or errors.
 #
-# Its drivers are those of test/clients/test_asyncpg.py.
+# The drivers are those of test/clients/test_asyncpg.py.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,9 +1,9 @@
-# Applications in Python, each with another driver or framework, in one program
-# each: test/clients/test_*.py say what they do.  This test gives them a
-# server, and counts each of their tests.
+# One application in Python for each driver or framework: see
+# test/clients/test_*.py.  This test gives them a server, and counts each of
+# their tests.
 #
-# What would break it: a driver's class, code or argument that differs from
-# docs/python.md; a lock that stays, or ends, where it must not.
+# What would break it: a driver whose class, code or argument differs from
+# docs/python.md; a lock that is kept or released at the wrong time.
 
 use strict;
 use warnings FATAL => 'all';

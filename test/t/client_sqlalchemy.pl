@@ -13,7 +13,7 @@ use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# The first in the path may not be the packages' one.
+# The first Python in the path may not have the packages.
 my $python = find_python('import psycopg2, sqlalchemy');
 
 plan skip_all => 'python3 with sqlalchemy and psycopg2 is not installed'

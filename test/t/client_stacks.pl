@@ -1,10 +1,10 @@
 # Programs with the drivers and libraries of Go and Ruby work as docs/go.md and
-# docs/ruby.md advise, and show each trap that these pages warn of.
+# docs/ruby.md advise.  They show each trap that these pages warn of.
 #
 # What would break it: see the programs, test/clients/go and
 # test/clients/test_activerecord.rb.  This test gives them a server, and counts
-# each of their tests.  The samples of the pages are run, too.  Programs that
-# are not installed are left out.
+# each of their tests.  It also runs the pages' samples.  Programs that are not
+# installed are skipped.
 
 use strict;
 use warnings FATAL => 'all';
@@ -29,7 +29,7 @@ $node->safe_psql('postgres',
 name_server($node, $node->safe_psql('postgres', 'SELECT current_user'));
 
 # sample($language, $before): the sample on the language's page that is marked
-# to run here, as a file, with $before in front
+# to be run here, written into a file, with $before in front of it
 sub sample
 {
 	my ($language, $before) = @_;
@@ -43,7 +43,7 @@ sub sample
 	return $file;
 }
 
-# The sample pays, and leaves nothing.
+# The sample pays, and leaves no lock.
 sub sample_works
 {
 	my ($output, @command) = @_;
@@ -68,7 +68,7 @@ $node->safe_psql('postgres',
 
 SKIP:
 {
-	# as Debian has them, and without a network
+	# use Debian's packages, without a network
 	local $ENV{GO111MODULE} = 'off';
 	local $ENV{GOPATH} = '/usr/share/gocode';
 	local $ENV{GOCACHE} = "$dir/cache";

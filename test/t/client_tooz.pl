@@ -1,12 +1,11 @@
-# dlock's driver for tooz, OpenStack's library for coordination, passes the
-# tests that tooz has for its drivers.
+# dlock's driver for tooz, OpenStack's library for coordination, passes tooz's
+# tests of drivers.
 #
-# What would break it: a lock that two coordinators, or two lock objects of one
-# coordinator, hold; a release of another coordinator's lock; a member that
-# stays after it has left, or is missing; an election with two winners, or
-# none.  tooz does not test one more fault: a lock that its holder has
-# forgotten, because the server was away at the release, while the heartbeat
-# keeps it.
+# What would break it: a lock that is held by two coordinators, or by two lock
+# objects of one coordinator; a release of another coordinator's lock; a member
+# that is listed after it has left, or is missing; an election with two
+# winners, or with none.  One more fault, not tested by tooz: the server is
+# down at the release, the holder forgets the lock, and the heartbeat keeps it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -34,7 +33,7 @@ $node->safe_psql('postgres',
 install_packages($python, "$clients/python", "$clients/tooz");
 delete @ENV{ grep { /^PG(?!_)/ } keys %ENV };
 
-# The tests of tooz by name, with the result of each; and the output
+# The tests of tooz by name, each with its result; and the output
 sub test
 {
 	my ($url) = @_;
@@ -52,12 +51,12 @@ my ($count) = $said =~ /^Ran (\d+) tests/m;
 
 cmp_ok(keys %$result, '==', $count, 'how each of them ended is known');
 cmp_ok($count, '>', 70, 'they are all that tooz has');
-# later versions have it only for drivers that they name
+# later versions run it only for the drivers that they name
 delete $result->{test_watch_join_group_disappear}
   if ($result->{test_watch_join_group_disappear} // '') eq 'skipped';
 foreach my $name (sort keys %$result)
 {
-	# for example, one for another version of Python
+	# for instance, one for another version of Python
 	if ($result->{$name} eq 'ERROR' && $of_another->{$name} eq 'ERROR')
 	{
 		note "$name: an error with the driver for files, too";

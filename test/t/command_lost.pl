@@ -1,14 +1,14 @@
-# The command under dlock run is dead before its lock can be granted again: all
-# its processes, including those in sessions of their own, and those that
-# ignore SIGTERM.  This holds if the server stops, the connection is silent or
-# cut, or dlock itself is stopped or killed.  If a renewal succeeds in time,
-# also after a failover, the command runs on.
+# Under dlock run, the whole command is dead before its lock can be granted
+# again: all its processes, including those in sessions of their own, and those
+# that ignore SIGTERM.  This holds if the server stops, if the connection is
+# silent or cut, and if dlock itself is stopped or killed.  If a renewal
+# succeeds in time, even after a failover, the command runs on.
 #
-# What would break it: a call that blocks the watch of the deadline; a deadline
-# that counts from an answer; a search for processes by process group or parent
-# only; a keeper that dies or hangs unnoticed.
+# What would break it: a call that delays the check of the deadline; a deadline
+# counted from an answer; a search for processes only by process group or
+# parent; a keeper that dies or hangs unnoticed.
 #
-# The next holder notes its start by the same clock.
+# The next holder records its start by the same clock.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,8 +33,8 @@ my $round = 0;
 
 #
 # A proxy: one process for each connection, and one that accepts connections.
-# If they are stopped, the proxy is silent.  If they are killed, all connections
-# are cut.
+# If these processes are stopped, the proxy is silent.  If they are killed, all
+# connections are cut.
 #
 my $proxy;
 
@@ -88,7 +88,7 @@ sub signal_server
 	return;
 }
 
-# start($conninfo, @options): a holder; returns it and its worker
+# start($conninfo, @options): starts a holder; returns it and its worker
 sub start
 {
 	my ($where, @options) = @_;
@@ -100,7 +100,7 @@ sub start
 	return ($holder, $worker);
 }
 
-# The next holder starts after the last sign of the previous one.
+# The next holder starts after the previous one's last sign of life.
 sub next_is_later
 {
 	my ($worker, $test) = @_;
@@ -143,7 +143,7 @@ sub keeper_of
 }
 
 #
-# The connection is silent; then it is cut, and no new one is possible.
+# The connection is silent.  Then it is cut, and no new connection is possible.
 #
 my $by_proxy = start_proxy();
 
@@ -159,7 +159,7 @@ foreach my $how ('STOP', 'KILL')
 	$by_proxy = start_proxy();
 }
 
-# The connection is cut for a moment: the command runs on.
+# The connection is cut briefly: the command runs on.
 {
 	my ($holder, $worker) = start($by_proxy);
 	my $ticket = $node->safe_psql('postgres',
@@ -184,7 +184,7 @@ foreach my $how ('STOP', 'KILL')
 }
 
 #
-# A silent connection of a session's lock
+# The connection of a session-scoped lock is silent.
 #
 {
 	my ($holder, $worker) = (undef, worker('session'));
@@ -199,7 +199,7 @@ foreach my $how ('STOP', 'KILL')
 }
 
 #
-# dlock is stopped: its front, its keeper, or both
+# dlock is stopped: its front process, its keeper, or both.
 #
 {
 	my ($holder, $worker) = start($node);
@@ -233,7 +233,7 @@ foreach my $how ('STOP', 'KILL')
 }
 
 #
-# dlock is killed: its front, or its keeper
+# dlock is killed: its front process, or its keeper.
 #
 {
 	my ($holder, $worker) = start($node, '--ttl=1h');

@@ -1,13 +1,13 @@
-# At a terminal, a command under dlock run behaves as if it had been typed
-# alone: Ctrl-C reaches it, Ctrl-Z stops the job, fg continues it, and it may
+# At a terminal, a command under dlock run behaves as if it was typed without
+# dlock: Ctrl-C reaches it, Ctrl-Z stops the job, fg continues it, and it may
 # read from the terminal.  While the command is stopped, its lock is kept.
 # dlock top obeys its keys.
 #
-# What would break it: a terminal that stays with the shell, or with a finished
-# command; a dlock that does not stop with its command, so that the shell keeps
-# waiting; a keeper that is stopped with the job.
+# What would break it: a terminal that still belongs to the shell, or to a
+# finished command; a dlock that does not stop with its command, so that the
+# shell keeps waiting; a keeper that stops with the job.
 #
-# The shell is bash with job control, and the terminal is made by IO::Pty.
+# The shell is bash with job control.  IO::Pty creates the terminal.
 
 use strict;
 use warnings FATAL => 'all';
@@ -102,7 +102,7 @@ foreach my $line ($loop, "bash -c '$loop'")
 	is(locks(), '0', 'and the lock is free');
 }
 
-# Stopped for longer than its ttl
+# Stopped for longer than the ttl
 type("dlock run --ttl=1s a cat; echo code \$?\n");
 $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
 type("\cZ");
@@ -131,7 +131,7 @@ type("kill %1; wait %1; echo code \$?\n");
 shows(qr/code 143/, 'where a signal ends it');
 is(locks(), '0', 'and the lock is free');
 
-# At first without the terminal: behind a pipe, and in the background
+# At first not in the foreground: behind a pipe, and in the background
 type("dlock run a sh -c 'echo up >&2; read line; echo got \$line' | cat\n");
 shows(qr/up/);
 type("line\n");
@@ -145,7 +145,7 @@ shows(qr/dlock run/);
 type("line\n");
 shows(qr/got line/, 'in the background, it is stopped when it reads, and goes on by fg');
 
-# Ctrl-Z while dlock waits: the command does not run before fg.
+# Ctrl-Z while dlock waits: the command does not start before fg.
 $client->query(q{SELECT dlock_acquire('a')});
 type("dlock run --ttl=1s a touch '$dir/ran'; echo code \$?\n");
 $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
@@ -176,7 +176,7 @@ SKIP:
 	type('q');
 	shows(qr/code 0/, 'q quits');
 
-	# A line is cut at the screen's width, in columns.
+	# A line is cut at the screen's width in columns.
 	my $wide = "\xc3\xa9" x 60;
 
 	$client->query("SELECT dlock_acquire('$wide')");

@@ -1,8 +1,8 @@
-# examples/booking.py: of two users who have seen a free seat, one books it, and
-# the other is shown what has changed.
+# examples/booking.py: if two users have seen a free seat, one of them books
+# it, and the other sees the change.
 #
-# What would break it: a booking that overwrites another one, of the program's
-# or of a program that knows nothing of versions; a user that decides slowly,
+# What would break it: a booking that overwrites another one, made by this
+# program or by a program that does not use versions; a user who decides slowly
 # and delays others.
 
 use strict;
@@ -37,7 +37,7 @@ my $admin = session($node);
 my $seats = q{SELECT string_agg(number || ' ' || coalesce(passenger, 'free'), ', '
 	ORDER BY number) FROM seat};
 
-# Two see the same seat.
+# Two users see the same seat.
 my $alice = booking('alice', '7A', 'alice');
 my $bob = booking('bob', '7A', 'bob');
 
@@ -49,7 +49,7 @@ is( $admin->query(
 $bob->type('yes');
 $bob->says(qr/^booked/);
 $alice->type('yes');
-$alice->says(qr/changed meanwhile/);
+$alice->says(qr/7A has changed/);
 $alice->says(qr/7A is taken by bob/);
 $bob->ends(0, 'the faster one has the seat');
 $alice->ends(1, 'the slower one has none');
@@ -61,7 +61,7 @@ $alice->says(qr/7B is free/);
 $admin->query(q{UPDATE seat SET passenger = 'by hand' WHERE number = '7B'});
 $admin->query(q{UPDATE seat SET passenger = NULL WHERE number = '7B'});
 $alice->type('yes');
-$alice->says(qr/changed meanwhile/);
+$alice->says(qr/7B has changed/);
 $alice->says(qr/7B is free/);
 $admin->query(q{UPDATE seat SET passenger = 'by hand' WHERE number = '7B'});
 $alice->type('yes');
@@ -69,7 +69,7 @@ $alice->says(qr/7B is taken by by hand/);
 $alice->ends(1, 'a change by a program without versions is seen');
 is($admin->query($seats), '7A bob, 7B by hand', 'it is not overwritten');
 
-# One that hangs, and one that dies, delay no other.
+# A process that hangs or dies delays no other.
 $admin->query('UPDATE seat SET passenger = NULL');
 $alice = booking('alice', '7A', 'alice');
 $bob = booking('bob', '7A', 'bob');

@@ -1,9 +1,9 @@
-# examples/leader.py: one instance leads at a time, whatever happens to it, and a
-# late leader writes nothing.
+# examples/leader.py: only one instance leads at a time, even if it is killed
+# or paused, and a late leader writes nothing.
 #
-# What would break it: a leader that is paused and writes when it resumes; one
-# that does not notice its loss, or does not stand again; a place that stays
-# empty after a kill or a normal end.
+# What would break it: a paused leader that writes when it resumes; a leader
+# that does not notice its loss, or does not campaign again; no leader after a
+# kill or a normal end.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,7 +23,8 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
   unless $python;
 
 my $node = example_server();
-# one is to be killed, and one to be paused: it must not lose its lease before
+# ttls: of the leader to be killed, and of the one to be paused, which must
+# keep its lease until then
 my $killed = ample(4);
 my $paused = ample(10);
 my $long = 600;
@@ -36,7 +37,7 @@ sub leader
 		$python, "$examples/leader.py", $name);
 }
 
-# The fence of a program that leads from now on
+# Waits for a program to lead, and returns its fence
 sub leads
 {
 	my ($program) = @_;
@@ -93,7 +94,7 @@ $admin->wait_for(
 is($admin->query($written), $before, 'the late leader writes nothing');
 pass('the late leader stands again');
 
-# What is killed is replaced.
+# A killed leader is replaced.
 $two->vanish;
 
 my $third = leads($one);
@@ -101,7 +102,7 @@ my $third = leads($one);
 grows('when the leader is killed, the next one leads', $second, $third);
 $one->says(qr/wrote/);
 
-# A leader that is deposed stands again.
+# A deposed leader campaigns again.
 my $three = leader('three', $long);
 
 $admin->wait_for(q{SELECT count(*) = 1 FROM dlock_locks('reading') WHERE NOT granted});
@@ -115,7 +116,7 @@ $admin->wait_for(
 	q{SELECT count(*) = 1 FROM dlock_locks('reading') WHERE NOT granted});
 $three->says(qr/wrote/);
 
-# The ttl is long, so that only the release lets the next one in.
+# The ttl is long, so only the release lets the next instance lead.
 $three->signal('TERM');
 $three->ends(0, 'the leader ends when it is told to');
 

@@ -1,9 +1,9 @@
-# examples/limited.mjs: an API never has more calls open than its lock has slots,
-# from all instances together, while the number changes and an instance dies.
+# examples/limited.mjs: all instances together never have more calls open than
+# the lock has slots, while the number changes and an instance dies.
 #
 # What would break it: a call without a permit; a number that counts for one
-# instance only, or for new calls only after a restart; a call that goes on when
-# its permit is lost; permits that a killed instance keeps.
+# instance only, or only after a restart; a call that continues after its
+# permit is lost; permits that a killed instance keeps.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,7 +23,7 @@ plan skip_all => 'npm, or what it was to install, is not there'
   unless $ENV{DLOCK_JAVASCRIPT};
 
 # ----------------------------------------------------------------------------
-# The API: it answers a call only when the test says so.
+# The API: it answers a call only when the test tells it to.
 # ----------------------------------------------------------------------------
 
 my $listener = IO::Socket::INET->new(
@@ -53,7 +53,7 @@ sub look
 			}
 			else
 			{
-				# its client is gone
+				# its client has disconnected
 				$select->remove($socket);
 				delete $calls{$_}
 				  foreach grep { $calls{$_} == $socket } keys %calls;
@@ -98,7 +98,7 @@ sub limited
 		'http://127.0.0.1:' . $listener->sockport . "/$title", $count);
 }
 
-# settled($open, $waiting): so many calls are open, and all others wait for a
+# settled($open, $waiting): this many calls are open, and all others wait for a
 # permit
 sub settled
 {
@@ -134,8 +134,8 @@ $admin->query(q{SELECT dlock_set_slots('api', 7)});
 settled(7, 9, 'with seven slots, waiting calls begin at once');
 is($most, 7, 'and no more than seven');
 
-# A permit that is ended by force goes to another call at once.  Its own call is
-# aborted when the instance hears of that, and made again.
+# If a permit is revoked by force, another call gets it at once.  The permit's
+# call is aborted when its instance learns of the loss, and is made again.
 my ($ticket, $call) = split /\|/, $admin->query(
 	q{SELECT ticket, substr(l.info, 6) FROM dlock_locks('api') AS l }
 	  . q{JOIN dlock_leases USING (lease) WHERE granted AND ttl < '1 min' LIMIT 1});
@@ -149,14 +149,14 @@ poll('the call is aborted',
 settled(7, 9, 'a call without a permit is aborted, and queues again');
 $most = 0;
 
-# The calls of a killed instance end, and its permits are free later.
+# The calls of a killed instance end, and its permits become free later.
 $one->vanish;
 poll('the calls of the killed instance are gone',
 	sub { look(); !grep { m{^/one/} } keys %calls });
 settled(7, 1, 'when an instance is killed, the other one gets its permits');
 is($most, 7, 'there were never more than seven');
 
-# NULL: as the program says
+# NULL: the program's own number
 $admin->query(q{SELECT dlock_set_slots('api', NULL)});
 $most = 0;
 poll(

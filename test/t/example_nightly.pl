@@ -1,8 +1,8 @@
-# examples/nightly.py: each account gets its interest once, although the machine
-# that works is killed, and the next one is paused.
+# examples/nightly.py: each account gets its interest exactly once, even if the
+# working machine is killed and the next one is paused.
 #
-# What would break it: a step that is repeated, or left out, when another
-# machine goes on; a paused machine that writes when it resumes; machines that
+# What would break it: a step that is repeated or skipped when another machine
+# continues; a paused machine that writes when it resumes; two machines that
 # work at once.
 
 use strict;
@@ -23,7 +23,8 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
   unless $python;
 
 my $node = example_server();
-# one is to be killed, and one to be paused: it must not lose its lease before
+# ttls: of the instance to be killed, and of the one to be paused, which must
+# keep its lease until then
 my $killed = ample(4);
 my $paused = ample(10);
 my $long = 600;
@@ -61,8 +62,8 @@ my $third = nightly('the third', $long, @night);
 $admin->wait_for(q{SELECT count(*) = 2 FROM dlock_locks('nightly') WHERE NOT granted});
 is($admin->query('SELECT max(account) FROM interest'), '2', 'one works');
 
-# Its connection remains for a while, and waits for the row; then the lock is
-# lost, and the guard stops it.
+# The dead instance's connection remains for a while, and waits for the row.
+# Then the lock is lost, and the guard stops the connection.
 $first->vanish;
 $second->says(qr/working/);
 $admin->wait_for($blocked);

@@ -1,9 +1,9 @@
-# examples/store.py: what a late holder writes is refused by a store that compares
-# ETags and knows nothing of locks.
+# examples/store.py: a store that compares ETags, and does not know about
+# locks, refuses the writes of a late holder.
 #
-# What would break it: a holder that writes before it has claimed the object;
-# a late write that gets in between the claim and the first write of the next
-# holder; a late holder that reads the object again, and goes on.
+# What would break it: a holder that writes before it has claimed the object; a
+# late write between the next holder's claim and its first write; a late holder
+# that reads the object again and continues.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +25,8 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
 
 my $node = example_server();
 my $admin = session($node);
-# one is to be killed, and one to be paused: it must not lose its lease before
+# ttls: of the holder to be killed, and of the one to be paused, which must
+# keep its lease until then
 my $killed = ample(4);
 my $paused = ample(10);
 my $long = 600;
@@ -49,7 +50,7 @@ sub lines
 	return $list =~ s/"//gr;
 }
 
-# put($content, %condition): the status
+# put($content, %condition): returns the status
 sub put
 {
 	my ($content, %condition) = @_;
@@ -64,7 +65,8 @@ $first->says(qr/^claimed/);
 $first->type('one');
 $first->says(qr/^stored one/);
 
-# What the first would send next.  It passes its own check, and is paused.
+# The first holder's next request.  It passes the holder's own check, and is
+# paused.
 my $etag = $http->get($url)->{headers}{etag};
 my $late = $http->get($url)->{content} =~ s/"one"/"one", "late"/r;
 
@@ -84,7 +86,7 @@ $first->ends(1, 'the paused holder has lost');
 like($first->err, qr/^lost: /, 'it says so');
 is(lines(), 'one, two', 'it writes nothing when it resumes');
 
-# A holder that dies leaves a whole object, and its lock expires.
+# A holder that dies leaves an intact object, and its lock expires.
 $second->vanish;
 
 my $third = store('the third', $long, 'append', $url);
@@ -93,7 +95,7 @@ $third->says(qr/^claimed/);
 $third->type('three');
 $third->says(qr/^stored three/);
 
-# A write that the holder did not expect
+# An unexpected write by another program
 my $content = $http->get($url)->{content};
 
 is(put($content, 'If-Match' => $http->get($url)->{headers}{etag}),
@@ -110,7 +112,7 @@ $third->type('five');
 $third->ends(1, 'a holder whose object has changed has lost');
 is(lines(), 'one, two, three', 'it writes nothing');
 
-# A late holder that reads again finds a fence that is greater than its own.
+# A late holder that reads the object again finds a greater fence than its own.
 $content =~ s/"fence": \d+/"fence": 9007199254740991/;
 put($content, 'If-Match' => $http->get($url)->{headers}{etag});
 

@@ -1,9 +1,9 @@
-# examples/tickets.py: one process waits for 5,000 locks over one connection, and
-# each job is done once, also if the process is killed.
+# examples/tickets.py: one process waits for 5,000 locks over one connection,
+# and each job is done once, even if the process is killed.
 #
-# What would break it: a connection for each lock; a grant that is not heard; a
-# job that is done twice when another instance goes on; jobs that stay when
-# their instance has died.
+# What would break it: a connection for each lock; a grant that is not noticed;
+# a job that is done twice when another instance continues; jobs that are not
+# done when their instance has died.
 
 use strict;
 use warnings FATAL => 'all';
@@ -56,14 +56,14 @@ is( $admin->query(
 		q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'}),
 	'4', 'the heartbeat has one, and the work');
 
-# Nine of ten jobs can be done.
+# The locks of nine in ten jobs are free.
 $holder->query(q{SELECT count(dlock_release('job/' || n))
 	FROM generate_series(1, 5000) AS n WHERE n % 10 <> 0});
 $admin->wait_for('SELECT count(*) = 4500 FROM job WHERE runs > 0');
 $admin->wait_for('SELECT count(*) = 500 FROM dlock_locks WHERE lease IS NOT NULL');
 is($admin->query('SELECT max(runs) FROM job'), '1', 'each is done once');
 
-# The second waits behind the first.
+# The second instance waits behind the first.
 my $second = tickets('the second', $long);
 
 $second->says(qr/^enqueued 500$/);
@@ -76,7 +76,7 @@ is( $admin->query('SELECT min(runs), max(runs), count(*) FROM job'),
 	'1|1|5000', 'each job was done once');
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'no lock is left');
 
-# Two at once, from the start
+# Two instances from the start
 $admin->query('UPDATE job SET runs = 0 WHERE id <= 500');
 
 my @both = map { tickets($_, $long) } 'one', 'the other';

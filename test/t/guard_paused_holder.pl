@@ -1,19 +1,19 @@
-# A holder with a lease checks that it holds the lock, and stops for longer
-# than the lease lives.  The lock passes to a successor, which writes.  Then
-# the first holder wakes up and goes on to write.
+# A holder with a lease checks that it holds the lock, and is then stopped for
+# longer than its lease lives.  A successor gets the lock and writes.  Then the
+# first holder wakes up and continues to write.
 #
-# With dlock_guard() its write or its commit fails, wherever it was stopped,
-# and the successor's data stays.  If it stops within the commit, it has no
-# successor before the commit is visible.  With dlock_check() alone, the stale
-# write wins, however close to the write it was called: the test shows this,
-# too.
+# With dlock_guard(), the first holder's write or commit fails, no matter where
+# it was stopped, and the successor's data stays.  If it is stopped within the
+# commit, no successor gets the lock before the commit is visible.  With
+# dlock_check() alone, the stale write wins, no matter how close the check is
+# to the write.  The test shows that, too.
 #
-# What would break it: a guard that is checked at the call and not again at the
-# commit; a pin that an expiry does not respect, or that keeps the lock after
-# the commit; a lease that a stopped backend keeps alive.
+# What would break it: a guard that is checked at the call but not at the
+# commit; an expiry that ignores a pin; a pin that keeps the lock after the
+# commit; a lease kept alive by a stopped backend.
 #
-# Signals stop the processes, and the leases run out by themselves; the test
-# waits until they have.
+# Signals stop the processes.  The leases expire by themselves, and the test
+# waits for that.
 
 use strict;
 use warnings FATAL => 'all';
@@ -24,7 +24,7 @@ use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
-# Commits wait for a standby if the session asks for that.
+# A commit waits for a standby if its session demands that.
 my $node = new_server(
 	'main',
 	conf => q{
@@ -42,8 +42,8 @@ $listener->query('LISTEN holder; LISTEN successor');
 
 my ($holder, $fence, $successor, $next);
 
-# A holder with a lease of a quarter of a second, which begins now; until this
-# returns, it is attached to a session.
+# A holder with a lease of a quarter of a second, which begins now.  Before
+# this sub returns, the lease is attached to a session.
 sub hold
 {
 	my ($scope) = @_;
@@ -140,7 +140,8 @@ foreach my $when ('before the write', 'after the write', 'in between')
 }
 
 #
-# The same with a check instead of the guard: it was true when it was answered.
+# The same with a check instead of the guard: the check's answer was true at
+# the time.
 #
 {
 	my $keeper = hold();
@@ -168,8 +169,8 @@ foreach my $when ('before the write', 'after the write', 'in between')
 }
 
 #
-# Stopped within the commit, which waits for a standby.  It holds the lock
-# then, until the commit is visible.
+# Stopped within the commit, which waits for a standby.  The holder then keeps
+# the lock until the commit is visible.
 #
 {
 	my $keeper = hold();
@@ -204,13 +205,13 @@ foreach my $when ('before the write', 'after the write', 'in between')
 		qr/55L01/, 'commit: and that of the successor is not');
 	is(data(), 'nobody', 'commit: which is not visible');
 
-	# the successor reads as soon as it is granted the lock
+	# the successor reads as soon as it has the lock
 	$successor->start(
 		"SELECT dlock_wait($next); SELECT writer FROM data");
 	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
 		  . "WHERE pid = $successor->{pid} AND wait_event_type = 'Lock'");
 
-	# The standby is not needed any more, but the commit is still stopped.
+	# The standby is no longer needed, but the commit is still stopped.
 	commits_hang($node, 0);
 	ok(!$successor->answered, 'commit: nobody succeeds it even so');
 	is($admin->query("SELECT granted FROM dlock_locks WHERE ticket = $next"),

@@ -1,14 +1,14 @@
-# A session releases a lock while its own guarded commit has it pinned, as the
-# callback of another extension can.  The lock is handed over when the commit
-# is visible, and not before, and the session keeps nothing of it.
+# A session releases a lock while its own guarded commit has pinned the lock.
+# A callback of another extension can do that.  The lock is handed over when
+# the commit is visible, not before, and the session keeps no part of it.
 #
-# What would break it: a pinned ticket that leaves its lock, so that its
-# successor is granted before the write is visible, and the unpin looks for a
-# ticket that is in no lock; a ticket that stays ENDING for ever, because no
-# process takes it out, also if its session has exited.
+# What would break it: a pinned ticket that leaves its lock, so that the
+# successor is granted before the write is visible, and the unpin does not find
+# the ticket in the lock; a ticket that stays ENDING for ever, because no
+# process removes it, even if its session has exited.
 #
-# No SQL runs at that moment, so a debugger makes the backend call the
-# function, while its commit waits for a standby that does not exist.
+# No SQL runs at that moment.  So a debugger makes the backend call the
+# function while its commit waits for a missing standby.
 
 use strict;
 use warnings FATAL => 'all';

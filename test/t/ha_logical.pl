@@ -1,15 +1,15 @@
-# Logical replication of all tables does no harm to leases: incoming changes to
-# the tables of leases are dropped, in both directions, also in the initial
-# copy.  Versions, reservations and slots replicate as any table does, and take
-# effect at once.  TRUNCATE of the tables of leases is refused.
+# Logical replication of all tables does not harm leases: incoming changes to
+# the lease tables are dropped, in both directions, even in the initial copy.
+# Versions, reservations and slots replicate like any table, and take effect at
+# once.  TRUNCATE of the lease tables is refused.
 #
-# What would break it: a row of the other server that counts as one of this
-# server, or replaces it; the removal of a foreign row that is replicated back
-# to the server where the row is a lease; a session or a shared copy that does
-# not learn of a new row.
+# What would break it: a row of the other server that counts as this server's,
+# or replaces this server's row; the removal of a foreign row that is
+# replicated back to the server where the row is a lease; a cached copy, of a
+# session or a shared one, that misses a new row.
 #
-# DLOCK_OLD_INSTALL is a directory with the bin and lib of another server, for
-# one of the two: test/upgrade --logical has one.
+# DLOCK_OLD_INSTALL is a directory with the bin and lib of another
+# installation, for one of the two servers: test/upgrade --logical sets it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -39,7 +39,7 @@ sub ask
 	return $nodes{$name}->safe_psql('postgres', $sql);
 }
 
-# All writes of each server have arrived at the other.
+# All writes of each server have reached the other one.
 sub arrived
 {
 	$nodes{$_}->wait_for_catchup("from_$_") foreach 'a', 'b';
@@ -47,8 +47,8 @@ sub arrived
 }
 
 #
-# a sends all of its tables, and b the tables of leases.  Both have leases of the
-# same names before.
+# Server a sends all of its tables, and b its lease tables.  Both already have
+# leases of the same names.
 #
 foreach my $name ('a', 'b')
 {
@@ -64,7 +64,7 @@ ask('a',
 ask('a', 'CREATE PUBLICATION everything FOR ALL TABLES');
 ask('b', 'CREATE PUBLICATION everything FOR TABLE dlock_queue, dlock_queue_lease');
 
-# sessions that have read the tables before
+# sessions that have already read the tables
 my $session = session($nodes{b});
 $session->query('SET ROLE shop');
 $session->query("SELECT dlock_acquire('other/1')");
@@ -93,7 +93,7 @@ ask('a',
 	"SELECT dlock_version_bump('v', 1), dlock_reserve('other/', current_user::regrole), "
 	  . "dlock_set_slots('slots', 3), dlock_set_slots('more', 4)");
 arrived();
-# and changes that went around have arrived
+# and changes that were sent around have arrived
 arrived();
 
 foreach my $name ('a', 'b')
@@ -113,7 +113,7 @@ foreach my $name ('a', 'b')
 }
 
 #
-# Tables that replicate as any table does, and take effect at once
+# Tables that replicate like any table, and take effect at once
 #
 is(ask('b', "SELECT dlock_version_of('v')"), '2', 'versions come');
 like($session->query("SELECT dlock_acquire('other/2')"),
@@ -141,7 +141,8 @@ is( ask('b', "SELECT dlock_version_of('v'), "
 is(ask('b', $permits), '9 9', 'and counts');
 
 #
-# Leases: rows sent to the other server stay here; TRUNCATE is refused.
+# Leases: rows from the other server have no effect here, and TRUNCATE is
+# refused.
 #
 ask('b', 'DELETE FROM dlock_queue');
 arrived();
@@ -158,11 +159,11 @@ foreach my $table ('dlock_queue', 'dlock_queue_lease')
 	}
 }
 
-# Rows that arrived while the trigger was disabled, a state in which calls with leases
-# fail.  These rows are not loaded, and the worker removes them.  Here a session has
-# locked one of them: until the worker can remove it, a new row with its number replaces
-# it.  The rows stay on the server that sent them, because removals sent there are
-# dropped.
+# Rows arrived while the trigger was disabled.  In that state, calls with
+# leases fail.  These rows are not loaded, and the worker removes them.  Here a
+# session has locked one of them.  Until the worker can remove it, a new row
+# with its number replaces it.  The rows stay on the server that sent them,
+# because that server drops the removals sent back.
 ask('a', 'ALTER TABLE dlock_queue DISABLE TRIGGER dlock_replicated');
 fails_with(
 	$nodes{a}, 'postgres', "SELECT dlock_ttl_acquire('x', '1h')",
@@ -214,7 +215,7 @@ arrived();
 is( ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket IN ($next, $locked)"),
 	'2', 'and stays where it came from');
 
-# Then both crash, and keep their promises.
+# Then both servers crash, and keep their promises.
 arrived();
 $session->quit;
 foreach my $name ('a', 'b')

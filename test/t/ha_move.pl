@@ -1,10 +1,10 @@
 # A move to another server by logical replication, step by step as in
 # docs/replication.md.  Clients hold locks, and change over as soon as the new
-# server lets them in.  No two clients are ever sure to hold one lock, on
-# either server.  Fences and versions keep growing.  Committed changes are
-# there, once.  A client that uses a number given by the old server is told
-# that it is gone, and overwrites nothing.  Without the step that raises the
-# numbers, a comparison of fences still refuses the smaller one.
+# server accepts them.  No two clients ever surely hold one lock, on either
+# server.  Fences and versions keep growing.  Committed changes exist exactly
+# once.  A client that uses a number from the old server gets an error, and
+# overwrites nothing.  Without the step that raises the numbers, a comparison
+# of fences still refuses the smaller fence.
 #
 # What would break it: a step that is missing from the page, or comes too
 # early; versions, reservations or slots that are not copied; triggers that
@@ -64,7 +64,7 @@ foreach my $step ($section =~ /^(\*\*\d\..*?)(?=^\*\*)/msg)
 }
 is_deeply([ sort keys %steps ], [ 1 .. 7 ], 'the page has seven steps');
 
-# This test's values for names that the page takes for granted
+# This test's values for names that the page assumes
 sub placed
 {
 	my ($text) = @_;
@@ -120,7 +120,7 @@ sub take_step
 		}
 		my ($which) = $text =~ s/^-- on the (old|new) server\n// ? $1 : die $text;
 
-		# a statement's remark may come before its end
+		# a comment can precede the end of a statement
 		while ($text =~ /\G\s*(\S.*?)(?:;([^\n;]*)\n|( \\gset)\n)/msgc)
 		{
 			my ($sql, $remark, $gset) = ($1, $2 // '', $3 // '');
@@ -173,8 +173,8 @@ ask($old,
 	  SELECT dlock_reserve('app/', 'app'), dlock_set_slots('semaphore', 2)});
 take_step(1);
 
-# A client tries a lock on the new server, which then has reserved numbers.  The
-# old server reserves later ones.
+# A client tries a lock on the new server, which reserves numbers for it.  The
+# old server reserves greater numbers later.
 ask($new, "SELECT dlock_acquire('tried')");
 $old->restart;
 
@@ -185,7 +185,7 @@ $load->await_each(2);
 take_step(2);
 $load->await_each(2);
 
-# A client with known state: it has a lock, a place in a queue and, until its
+# A client in a known state: it has a lock, a place in a queue and, until its
 # deadline, a lease.  It will lose all of them.
 my $zombie = client($old);
 my $ttl = 4;
@@ -203,7 +203,7 @@ $had{lease} = $zombie->query("SELECT dlock_ttl_acquire('leased', '$ttl s')");
 # ---- The switch
 
 take_step(3);
-# no client is guaranteed to come later than this
+# from now on, any client may already use the new server
 $move->go_to($new);
 is(ask($old, "SELECT count(*) FROM dlock_locks WHERE scope <> 'lease'"),
 	'0', 'no session or transaction holds a lock on the old server');
@@ -293,7 +293,8 @@ foreach my $kind ('session', 'transaction', 'lease', 'ticket')
 ok($new->poll_query_until('shop', 'SELECT count(*) = 0 FROM dlock_locks'),
 	'all locks are free again');
 
-# ---- Forgotten: the numbers of the new server are behind, and then the same
+# ---- The step is forgotten: the new server's numbers are behind, and then the
+# same
 
 $new->safe_psql('postgres', 'CREATE DATABASE forgotten');
 $new->safe_psql('forgotten',

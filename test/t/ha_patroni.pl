@@ -1,14 +1,13 @@
-# Under Patroni with etcd: a member is killed, a switchover, and a primary is
-# cut off from the others, while clients use all of dlock.  This test is
+# Under Patroni with etcd, a member is killed, a switchover is requested, and a
+# primary is cut off from the others, while clients use all of dlock.  This is
 # test/ha/run with three of its faults, each once, with short loads.
-# test/ha/run has all faults, for longer.
 #
-# What would break it: leases that are not on the new primary, or lack their
-# locks; two holders, one on each side; fences that decrease; a library that
-# cannot follow another primary.
+# What would break it: leases that are missing on the new primary, or are there
+# without their locks; two holders, one on each side; fences that decrease; a
+# library that cannot follow another primary.
 #
-# The members are in network namespaces inside a user namespace, so that root
-# is not needed.  A process namespace ends all their processes with it.
+# The members are in network namespaces inside a user namespace, so the test
+# does not need root.  A process namespace ends all processes with the test.
 
 use strict;
 use warnings FATAL => 'all';
@@ -65,7 +64,7 @@ plan skip_all => 'there can be no network namespaces'
 	DLOCK_HA_PAUSE => 0.1,
 	DLOCK_HA_CLIENTS => 4,
 	DLOCK_HA_LEASES => 100);
-# the shell stays, as the parent of orphaned processes
+# the shell stays as the parent of orphaned processes
 exec(@apart, "$networks nsenter --net=/run/netns/short-0 \"\$@\" || exit; exit",
 	'bash', $^X, map({ "-I$_" } @INC), "$FindBin::RealBin/../ha/ha.pl")
   or die "exec: $!";

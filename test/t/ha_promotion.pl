@@ -1,14 +1,14 @@
-# Answers about leases are true on a synchronous standby that was promoted
-# after its primary died: acknowledged changes are there, also on the next
-# standby in a cascade, and if the names of the synchronous standbys change.
-# On an asynchronous standby the latest changes may be missing, but its state
-# is that of one moment: no lock has two holders, and fences keep growing.  A
-# copied or dumped database has no live ticket.
+# A synchronous standby is promoted after its primary has died.  The answers
+# about leases are then true: acknowledged changes exist, even on the next
+# standby in a cascade, and even if the names of the synchronous standbys
+# change.  On an asynchronous standby, the latest changes may be missing, but
+# its state is that of one moment: no lock has two holders, and fences keep
+# growing.  A copied or restored database has no live ticket.
 #
 # What would break it: an answer that does not wait for the standbys although
 # the client's synchronous_commit demands it; a lock that is granted before the
 # removal of its last holder is in the WAL; numbers that start again, or depend
-# on the replicated state; rows that count as live wherever they are found.
+# on the replicated state; rows that count as live in every database.
 
 use strict;
 use warnings FATAL => 'all';
@@ -47,7 +47,7 @@ sub fail_over
 	return;
 }
 
-# The second standby follows the first, also after the first is promoted.
+# The second standby follows the first, even after the first is promoted.
 my $last = $primary;
 my @chain = map { $last = new_standby($last, "synchronous_$_") } 1, 2;
 
@@ -59,15 +59,15 @@ foreach my $round (1 .. 2)
 	my $session = session($primary);
 	my $sender = $session->query('SELECT pid FROM pg_stat_replication');
 
-	# Shortly before the primary dies, the standby stops receiving.  From then on, no
-	# durable answer may be given.
+	# Shortly before the primary dies, the standby stops receiving.  From then
+	# on, no durable answer may be given.
 	$history->load(
 		$primary,
 		200 + int(rand(500)),
 		sub {
 			my $acquired = $session->query('SELECT acquired FROM dlock_stats');
 
-			# at a place where it has no lock that others need
+			# at a point where it holds no lock that others need
 			stop_while($session, $sender,
 				"SELECT wait_event = 'WalSenderMain' FROM pg_stat_activity "
 				  . "WHERE pid = $sender");
@@ -82,9 +82,9 @@ foreach my $round (1 .. 2)
 	fail_over($standby, "synchronous, round $round", 'there');
 }
 
-# The names change under load.  At the end one of two standbys must answer, and one
-# of them receives nothing more.  The most advanced standby has all acknowledged
-# changes.
+# The names change under load.  At the end, one of two standbys must answer,
+# and one of them no longer receives anything.  The more advanced standby has
+# all acknowledged changes.
 foreach my $round (1 .. 2)
 {
 	my @names = ("left_$round", "right_$round");
@@ -129,8 +129,8 @@ foreach my $round (1 .. 2)
 	my $sender = $primary->safe_psql('postgres',
 		'SELECT pid FROM pg_stat_replication');
 
-	# First with a standby that follows; then nothing more is sent.  Changes
-	# answered after that are lost.
+	# First with a standby that keeps up.  Then no more WAL is sent, and
+	# changes answered after that are lost.
 	$history->load(
 		$primary,
 		300 + int(rand(300)),
@@ -141,8 +141,8 @@ foreach my $round (1 .. 2)
 }
 $history->check_past;
 
-# A copy of the database, made while no session uses it: the rows are there, and
-# have no effect.
+# A copy of the database, made while no session uses it.  The rows are in the
+# copy, and have no effect.
 $primary->safe_psql('postgres', 'CREATE DATABASE original');
 my $session = session($primary, 'original');
 $session->query('CREATE EXTENSION dlock');

@@ -1,13 +1,14 @@
-# A primary that is replaced while it loads its leases honours none of them
-# after its successor may grant their locks.  Its standby has acknowledged the
-# primary's writes, as at any start, and was promoted before the loader noticed
-# the acknowledgement.
+# A primary is replaced while it loads its leases.  It honours none of them
+# once its successor may grant their locks.  As at any start, the standby has
+# acknowledged the primary's writes.  Here it is promoted before the loader
+# notices the acknowledgement.
 #
-# What would break it: leases that count from the time when the answer was seen
-# or needed, and not from before the acknowledged rows were written.
+# What would break it: leases that count from the time when the answer was
+# noticed or needed, instead of a time before the acknowledged rows were
+# written.
 #
 # The test controls the clock.  The loader is stopped while it waits for the
-# answer, and again when it has the answer, at its next reads of the clock.
+# answer, and again at its next readings of the clock, when it has the answer.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +26,7 @@ plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
 my $primary = new_server_of_clock('primary');
 
-# Connect the standby, or with '' disconnect it, so that it does not acknowledge
+# Connect the standby.  With '', disconnect it, so that it does not acknowledge
 # the loader's writes.
 sub connect_again
 {
@@ -50,7 +51,7 @@ foreach my $reading (0 .. 3)
 	my $fence = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
 	like($fence, qr/^\d+$/, "$when: a holder");
 
-	# The primary is restarted, and its standby is late.
+	# The primary is restarted, and its standby connects late.
 	$client->quit;
 	$primary->stop('immediate');
 	connect_again($standby, '');
@@ -59,7 +60,7 @@ foreach my $reading (0 .. 3)
 	$loader->start("SELECT dlock_renew($lease)");
 	my $admin = session($primary);
 	my $pid;
-	# it waits repeatedly, for a moment each time
+	# it waits repeatedly, each time briefly
 	poll(
 		'the loader waits',
 		sub {
@@ -67,7 +68,7 @@ foreach my $reading (0 .. 3)
 				 WHERE wait_event = 'SyncRep'})) =~ /^\d+$/;
 		});
 	my $written = $admin->query('SELECT pg_current_wal_lsn()');
-	# at a place where it has no lock that others need
+	# at a point where it holds no lock that others need
 	stop_while($admin, $pid,
 		"SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $pid");
 	connect_again($standby, $conninfo);
@@ -98,7 +99,7 @@ foreach my $reading (0 .. 3)
 	grows('... and then grants the lock',
 		$fence, $next->query("SELECT dlock_ttl_acquire('lock', '10h')"));
 
-	# The loader continues, and a client sends a request.
+	# The loader continues, and a client makes a request.
 	continue_process($pid);
 	$admin->query(q{SET statement_timeout = '1s'});
 	unlike($admin->query("SELECT dlock_check('lock', $fence)"),

@@ -1,14 +1,13 @@
 # Two servers alternate as primary, ten times.  The primary grants locks that
-# its standby never gets, and dies.  The standby is promoted.  pg_rewind
+# its standby never receives, and dies.  The standby is promoted. pg_rewind
 # rewinds the old primary, which becomes the standby and is promoted in turn.
 # Locks on the surviving history are held, in the same order and for their full
 # ttl.  Grants on the abandoned branch are gone.  The fences of each promoted
 # server exceed all fences ever given, including those on the other branch.
 #
-# What would break it: rows, or the sequence, that pg_rewind leaves as they
-# were on the old primary; numbers that depend on the sequence alone, so that
-# they repeat after the fork; server state that survives from one turn to the
-# next.
+# What would break it: rows, or a sequence, that pg_rewind leaves in the old
+# primary's state; numbers that depend on the sequence alone, so that they
+# repeat after the fork; server state that survives from one turn to the next.
 
 use strict;
 use warnings FATAL => 'all';
@@ -118,7 +117,7 @@ sub is_history
 	return;
 }
 
-# The standby replaces the primary; returns the abandoned grants.
+# The standby replaces the primary.  Returns the abandoned grants.
 my $last;
 sub fail_over
 {
@@ -127,14 +126,16 @@ sub fail_over
 	my @given_up;
 
 	$primary->wait_for_catchup($standby);
-	# it receives nothing from now on, and the primary does not learn of its promotion
+	# it receives nothing from now on, and the primary is not told of the
+	# promotion
 	$standby->append_conf('postgresql.conf', q{primary_conninfo = ''});
 	$standby->reload;
 	$standby->poll_query_until('postgres',
 		'SELECT count(*) = 0 FROM pg_stat_wal_receiver')
 	  or die 'still connected';
 	push @given_up, [ $_, acquire($old, $_) ] foreach "lost", "lost too";
-	# a lock that is handed on here, but keeps its holder there
+	# a lock that is handed over on this branch, but keeps its holder on the
+	# other
 	is($old->query("SELECT dlock_lease_close($lease)"),
 		'1', "$name: a lease is closed on the branch that is given up");
 	is($old->query("SELECT dlock_wait($queue[0])"),
@@ -142,7 +143,7 @@ sub fail_over
 	$old->query('SELECT dlock_release_ticket(dlock_ttl_acquire(' .
 		"'other ' || i, '1h')) FROM generate_series(1, 200) AS i");
 	push @fences, $old->query("SELECT max(ticket) FROM dlock_queue");
-	# it reserves again
+	# it reserves numbers again
 	$old->quit;
 	$primary->restart;
 	$old = session($primary);

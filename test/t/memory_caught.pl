@@ -1,10 +1,10 @@
-# A call that fails in a loop that catches the error leaves nothing: its
-# references are dropped when the subtransaction is rolled back, not only when
-# the transaction ends.  So no loop takes the memory that others need.
+# If a call fails in a loop that catches the error, it leaves no memory
+# allocated.  Its references are dropped when the subtransaction is rolled
+# back, not only at the end of the transaction.  So no loop uses up the memory
+# of other sessions.
 #
 # What would break it: a reference that is kept until the end of the
-# transaction; an allocation before a step that can fail, with nothing that
-# frees it.
+# transaction; an allocation that is not freed if the next step fails.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,7 +14,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
 use Test::More;
 
-# enough for some 6,000 leases with tickets; a role can have half of that
+# enough for some 6,000 leases with tickets; one role can have half of it
 my $node = new_server('main', conf => "dlock.max_memory = '4MB'\n");
 $node->safe_psql(
 	'postgres', q{
@@ -98,8 +98,8 @@ foreach my $call (
 	}
 }
 
-# References that a savepoint has kept are dropped with the savepoint around
-# it, or the transaction, and are usable until then.
+# References kept by a savepoint can be used until the enclosing savepoint or
+# the transaction ends.  Then they are dropped.
 $client->query('BEGIN');
 $client->query('SAVEPOINT one');
 $client->query('SAVEPOINT two');
@@ -115,7 +115,7 @@ is($client->query("SELECT dlock_check('kept', $ticket)"), 't', 'kept');
 is($client->query('COMMIT'), '', 'and guarded');
 is($client->query("SELECT dlock_release_ticket($ticket)"), 't', 'released');
 
-# A role that was dropped while it is connected
+# A role that is dropped while it is connected
 $admin->query('CREATE ROLE gone LOGIN');
 my $gone = session($node, 'postgres', 'user=gone');
 $gone->query("SELECT dlock_is_held('lock')");

@@ -1,12 +1,13 @@
 # The file system for dynamic shared memory is smaller than dlock.max_memory,
-# as in a container.  dlock takes half of its free space when it creates its
-# memory, and logs that once; the rest is left for others, such as parallel
-# queries.  dlock can use its memory even if others fill the file system later.
-# If it is full before, calls fail with 53200 and a hint until there is room.
+# as in a container. dlock takes half of its free space when it creates its
+# memory, and logs that once.  Others, such as parallel queries, can use the
+# rest. dlock can use its memory even if others fill the file system later.  If
+# the file system is already full, calls fail with 53200 and a hint until there
+# is room.
 #
-# What would break it: an error of PostgreSQL that is passed on as it is, or
-# that shows an older errno; a limit above the memory that exists; memory that
-# is reserved, and missing when it is written; a segment that a failed call
+# What would break it: an error of PostgreSQL that is passed on unchanged, or
+# that shows an older errno; a limit above the memory that exists; reserved
+# memory that is missing when it is written; a segment that a failed call
 # leaves behind.
 #
 # The test runs in Linux namespaces of its own, in which /dev/shm is small.
@@ -20,13 +21,14 @@ use Test::More;
 
 my $megabytes;
 
-# Before the modules come, which would redirect the output.
+# Before modules are loaded, which would redirect the output
 BEGIN
 {
 	$megabytes = 16;
 	if (!$ENV{DLOCK_SMALL_MEMORY})
 	{
-		# root there, to mount; then the caller, because no server runs as root
+		# root in the namespace, in order to mount; then the caller, because no
+		# server runs as root
 		my $mount =
 		  "mount -t tmpfs -o size=${megabytes}m,mode=1777 none /dev/shm";
 		my @inside = (
@@ -71,7 +73,7 @@ $superuser->query(
 		RETURN 'all';
 	END $$});
 
-# How many megabytes are free
+# The free space in megabytes
 sub left
 {
 	my ($line) = grep { m{/dev/shm$} } `df -Pk /dev/shm`;
@@ -96,7 +98,7 @@ sub parallel_query
 }
 
 #
-# The limit is the free space, less a part for others
+# The limit is the free space, less a part for others.
 #
 my $small = qr{LOG:  dlock\.max_memory cannot be reached\n.*DETAIL:  dlock uses (\d+) MB, which is half of the free space in the file system of "/dev/shm"\. dlock\.max_memory is 64 MB\.\n.*HINT:  Give the file system more room, and restart the server; or decrease dlock\.max_memory\.\n};
 
@@ -137,7 +139,7 @@ is( $ordinary->query(
 like(told_sizes(), qr/^[67]$/, 'the log has told of it once');
 
 #
-# Others fill the file system: the same limit can still be used.
+# Others fill the file system: dlock can still use its memory up to the limit.
 #
 my $filler = '/dev/shm/filler';
 
@@ -185,7 +187,7 @@ unlink $filler;
 $_->quit foreach $ordinary, $superuser;
 
 #
-# It is full at the first call
+# The file system is full at the first call.
 #
 my $full =
   qr{ERROR:  53200: could not resize shared memory segment.*HINT:  With dynamic_shared_memory_type = posix, locks are kept in the file system of "/dev/shm": give it more room}s;
@@ -210,7 +212,7 @@ like($other->query('SELECT count(*) FROM dlock_locks'),
 	$full, 'the memory cannot be made: by another session');
 like(told_sizes(), qr/^[67]$/, 'the log tells of no size');
 
-# all but 10 MB; then there is room, which counts at the next start
+# all but 10 MB; then there is room, which the next start takes into account
 fill_up(10 * 1024 * 1024);
 like($superuser->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'and then it can');
@@ -237,8 +239,8 @@ $superuser->quit;
 $node->stop;
 
 #
-# With mmap, a short write() sets no errno: whatever errno is, the error says
-# that memory is used up.
+# With mmap, a short write() does not set errno.  The error must say that
+# memory is used up, for every value of errno.
 #
 my $directory = '/dev/shm/dynshmem';
 my $mapped = new_server('mapped');

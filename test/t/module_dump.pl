@@ -1,16 +1,16 @@
-# A dump has what must outlive the database.  With the sequence, a restored
-# database never gives a fence that the dumped one gave before, even if the
-# numbers are ahead of the time.  It has versions, reservations and the slots
-# that are set, whatever roles exist where it is restored and however its rows
-# are written, and connected sessions see them.  Leases of the original go on,
-# and the restored database has none.
+# A dump contains what must outlive the database.  It includes the sequence, so
+# a restored database never gives a fence that the original gave before the
+# dump, even if the numbers are ahead of the clock.  It includes versions,
+# reservations and set slots, independent of the roles on the target server and
+# of how rows are written, and connected sessions see them.  The original's
+# leases continue.  The restored database has none.
 #
 # What would break it: a table or a sequence that is not marked to be dumped
-# with the extension, or a sequence whose last value is not the greatest number
-# reserved; a column that can hold only the OID of an existing role, so that
-# one missing role stops all rows; an OID that is taken from the dump; a
-# session's or shared copy of the table that misses the rows; a dump that waits
-# for the worker, or the reverse; rows of leases in a dump.
+# with the extension; a sequence whose last value is not the greatest reserved
+# number; a column that accepts only the OID of an existing role, so that one
+# missing role blocks all rows; an OID that is taken from the dump; a cached
+# copy of the table that misses the rows; a dump that waits for the worker, or
+# the reverse; rows of leases in a dump.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,8 +25,8 @@ use Test::More;
 my $node = new_server('main');
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# One database with the numbers ahead of the time, and one with the numbers of
-# the time and the extension in a schema of its own
+# One database has numbers ahead of the clock.  The other has numbers by the
+# clock, and the extension in another schema.
 $node->safe_psql('postgres', 'CREATE DATABASE ahead');
 $node->safe_psql('postgres', 'CREATE DATABASE "in Time"');
 $node->safe_psql('ahead',
@@ -34,8 +34,8 @@ $node->safe_psql('ahead',
 $node->safe_psql('in Time',
 	'CREATE SCHEMA s; CREATE EXTENSION dlock SCHEMA s');
 
-# The fence to exceed is that of a holder during the dump.  There is a lease,
-# too, with granted and waiting tickets.
+# The fence to exceed is that of a holder during the dump.  There is also a
+# lease with granted and waiting tickets.
 my %holders;
 my %leases;
 my %fences;
@@ -61,8 +61,7 @@ sub restored
 {
 	my ($where, $dbname, $original, $how) = @_;
 
-	# first, because the lock that it takes is released some time after its
-	# session
+	# first, because its lock is released some time after its session ends
 	is( $where->safe_psql(
 			$dbname,
 			'SET search_path = public, s; SELECT (SELECT count(*) FROM dlock_locks), '
@@ -79,7 +78,7 @@ sub restored
 			"SET search_path = public, s; SELECT dlock_acquire('lock')"));
 }
 
-# pg_dump, in each format, into this server and into a fresh one
+# pg_dump in each format, into this server and into a fresh one
 foreach my $original ('ahead', 'in Time')
 {
 	foreach my $format ('plain', 'custom', 'directory')
@@ -106,7 +105,7 @@ foreach my $original ('ahead', 'in Time')
 	}
 }
 
-# All locks are held as before, and the worker could write.
+# All locks are held as before, and the worker can write.
 foreach my $original ('ahead', 'in Time')
 {
 	is( $holders{$original}->query(
@@ -121,12 +120,12 @@ my $fresh_too = PostgreSQL::Test::Cluster->new('fresh_too');
 $fresh_too->init;
 $fresh_too->start;
 $node->command_ok([ 'pg_dumpall', '-f', "$dir/all" ], 'pg_dumpall');
-# initdb makes this role
+# initdb creates this role
 $fresh_too->command_ok([ 'psql', '-X', '-q', '-f', "$dir/all", 'postgres' ],
 	'restored from pg_dumpall');
 restored($fresh_too, $_, $_, 'pg_dumpall') foreach 'ahead', 'in Time';
 
-# pg_restore --clean over the original, whose numbers have gone on
+# pg_restore --clean over the original, whose numbers have grown since
 foreach my $original ('ahead', 'in Time')
 {
 	my $restored = session($node, $original);
@@ -137,7 +136,7 @@ foreach my $original ('ahead', 'in Time')
 	$restored->quit;
 }
 
-# The holder has lost its lock then, and is told; so is the waiter.
+# The holder has then lost its lock, and is told; so is the waiter.
 my $waiter = session($node, 'in Time');
 $waiter->start("SELECT s.dlock_acquire('of the lease')");
 $holders{'in Time'}->until_waits($waiter);
@@ -156,8 +155,8 @@ restored($node, 'in Time', 'in Time', 'pg_restore --clean --if-exists');
 
 $holders{ahead}->quit;
 
-# Into a database of another owner, in which only the extension belongs to the
-# superuser
+# Into a database of another owner.  Only the extension belongs to the
+# superuser.
 $node->safe_psql('postgres',
 	'CREATE ROLE other_owner LOGIN; CREATE DATABASE of_other OWNER other_owner; '
 	  . 'CREATE DATABASE of_other_too OWNER other_owner');
@@ -183,7 +182,7 @@ $node->command_checks_all(
 	[qr/permission denied to create extension "dlock"/],
 	'that owner cannot restore it himself');
 
-# The schema alone: its rows and numbers, without the extension
+# Only the schema: its rows and numbers, without the extension
 $node->command_ok(
 	[ 'pg_dump', '-n', 's', '-f', "$dir/schema", '-d', 'in Time' ],
 	'pg_dump -n');
@@ -215,7 +214,7 @@ $node->safe_psql(
 $node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/rows", '-d', 'postgres' ],
 	'pg_dump');
 
-# There, one of these roles has another OID, and the others are missing.
+# There, one of these roles has another OID, and the others do not exist.
 $fresh->safe_psql('postgres',
 	'CREATE ROLE one; CREATE ROLE "The Clerk"; CREATE ROLE other');
 
@@ -276,7 +275,7 @@ foreach my $way (sort keys %ways)
 		't',
 		"$way: and who bumped them, and when");
 
-	# A role that is created later may be another one.
+	# A role created later may be another role.
 	$session->query('CREATE ROLE shop');
 	$session->query('SET ROLE shop');
 	like(

@@ -1,11 +1,10 @@
-# The server's log has each lease that runs out and its locks, each forced
-# release, the lock that keeps the worker from its work, and long waits, with
-# the role and owner of the leases waited for.  No line and no event makes it
-# grow without bound.
+# The server's log has each expired lease with its locks, each forced release,
+# the lock that blocks the worker, and long waits with the role and owner of
+# the leases waited for.  The log does not grow without bound.
 #
-# What would break it: an expiry that is not logged, or another end that is; a
-# line for each of many thousands; a list or a text that is not truncated; an
-# error of the worker that does not name the table.
+# What would break it: an expiry that is not logged; a normal end that is
+# logged; a line for each of many thousands of leases; a list or a text that is
+# not truncated; an error of the worker that does not name the table.
 
 use strict;
 use warnings FATAL => 'all';
@@ -43,7 +42,7 @@ sub new_part
 	return;
 }
 
-# Wait until the log has these words; # stands for a number, and <time> for a
+# Waits until the log has these words. # stands for a number, and <time> for a
 # time.
 sub logged
 {
@@ -59,8 +58,8 @@ sub logged
 	return like($text, qr/$pattern/, $test);
 }
 
-# A lease of a session that ends, and its tickets for these names. $open and
-# $acquire are additional arguments.
+# A lease whose session ends, with tickets for these names.  $open and $acquire
+# are additional arguments.
 sub leave_lease
 {
 	my ($open, $acquire, @names) = @_;
@@ -81,7 +80,7 @@ $admin->query('CREATE ROLE alice LOGIN; CREATE ROLE bob; GRANT bob TO alice; '
 $client = session($node, 'postgres', 'user=alice');
 
 #
-# Leases that run out
+# Expired leases
 #
 {
 	my $ttl = ample(1);
@@ -132,7 +131,7 @@ $client = session($node, 'postgres', 'user=alice');
 		4, 'and each of them has one line');
 }
 
-# Very many at once: some are logged, and the others are counted.
+# Very many leases at once: some are logged, and the others are counted.
 {
 	my $count = 5000;
 	my $keeper = session($node, 'postgres', 'user=alice');
@@ -160,7 +159,7 @@ $client = session($node, 'postgres', 'user=alice');
 	cmp_ok($others, '>', $count / 2, 'and not one by one');
 }
 
-# A closed lease has not run out; and nothing is logged if the setting is off.
+# A closed lease has not expired.  If the setting is off, nothing is logged.
 {
 	my ($lease) = leave_lease('', '');
 	my ($closed, $silent, $last);
@@ -171,7 +170,7 @@ $client = session($node, 'postgres', 'user=alice');
 	$admin->query(
 		q{LOAD 'dlock'; ALTER SYSTEM SET dlock.log_expirations = off});
 	$node->reload;
-	# the worker has read the setting when it writes something later
+	# the worker has read the setting when it has written something later
 	is_now($admin, 'SELECT count(*) FROM dlock_leases', '0', 'none is left');
 	$admin->query(
 		'SELECT pg_terminate_backend(' . worker($admin) . ', 180000)');
@@ -220,7 +219,7 @@ $client = session($node, 'postgres', 'user=alice');
 		  . qq{ $holder->{pid} of role "alice".\n},
 		'the same');
 
-	# with another role's rights
+	# with another role's privileges
 	$admin->query('GRANT EXECUTE ON FUNCTION dlock_force_release TO bob');
 	$lease = $client->query("SELECT dlock_lease_open('1h')");
 	$by_lease = $client->query(
@@ -232,7 +231,7 @@ $client = session($node, 'postgres', 'user=alice');
 		  . qq{ It was held by lease $lease (role "alice", owner "worker 1").\n},
 		'a lease has it, and another role is acted as');
 
-	# a lock without holder
+	# a lock without a holder
 	($lease, undef, $delayed) =
 	  leave_lease(", delay => '1h'", '', "'delayed'");
 	logged("lease $lease of role", 'a delay begins');
@@ -241,13 +240,13 @@ $client = session($node, 'postgres', 'user=alice');
 		qq{It had ended before, and kept the lock closed, of lease $lease (role "alice").\n},
 		'and is ended');
 
-	# a ticket that is not there
+	# a ticket that does not exist
 	is($ops->query("SELECT dlock_force_release($delayed)"),
 		'f', 'and is gone');
 	is(scalar(() = log_text() =~ /released by force/g),
 		4, 'each of these has a line');
 
-	# another role's leases, and one's own
+	# another role's leases, and the session's own
 	my $own = $client->query("SELECT dlock_ttl_acquire('own', '1h')");
 	my $other = $client->query("SELECT dlock_lease_open('1h')");
 	$client->query("SELECT dlock_lease_acquire_all(ARRAY['x', 'y'], $other)");
@@ -277,7 +276,7 @@ $client = session($node, 'postgres', 'user=alice');
 	my $locker = session($node);
 	my $worker;
 
-	# there is one, and stays
+	# the worker exists, and stays
 	$client->query("SELECT dlock_ttl_acquire('kept', '1h')");
 	$worker = worker($admin);
 	foreach my $case ([ 'dlock_queue', 'SHARE', 'ShareLock' ],
@@ -308,7 +307,7 @@ $client = session($node, 'postgres', 'user=alice');
 			qr/^\d+$/, 'then it goes on');
 	}
 
-	# A waiter for a lock blocks later ones, too.
+	# A request that waits for a table lock blocks later requests, too.
 	my $reader = session($node);
 	new_part();
 	$reader->query('BEGIN; SELECT count(*) FROM dlock_queue');
@@ -329,7 +328,7 @@ $client = session($node, 'postgres', 'user=alice');
 	like($client->query("SELECT dlock_ttl_acquire('kept, too', '1h')"),
 		qr/^\d+$/, 'then it goes on');
 
-	# a row
+	# a row lock
 	new_part();
 	$locker->query(
 		"BEGIN; SELECT FROM dlock_queue WHERE name = 'kept' FOR UPDATE");
@@ -386,7 +385,7 @@ $client = session($node, 'postgres', 'user=alice');
 
 #
 # The lock of NOTIFY, held by a commit that waits for a standby.  No slot is
-# left for a sender, so the worker sends; and a lease keeps it there.
+# left for a sender, so the worker sends.  A lease keeps the worker running.
 #
 $client->query("SELECT dlock_ttl_acquire('stays', '1h')");
 $_->quit foreach $client, $admin;
@@ -415,7 +414,7 @@ $node->restart;
 $node->stop;
 
 #
-# The time line made from the log, and from the histories of clients
+# The time line, made from the log and from the clients' histories
 #
 sub drawn
 {

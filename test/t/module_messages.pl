@@ -1,13 +1,12 @@
-# docs/troubleshooting.md has every message of dlock, with its code, and no
-# other, so that a reader finds what to do.
+# docs/troubleshooting.md has every message of dlock with its code, and no
+# other message.  So a reader finds what to do.
 #
-# What would break it: a message that is added or reworded, or gets another
-# code, and is not changed there; one that is gone from the code and is still
-# explained.
+# What would break it: a message that is added, reworded or given another code
+# only in the source; a message that the source no longer has.
 #
 # The page's tables have the message, in backquotes, and the code, or the level
-# of a log message, in the first two columns; "..." stands for variable parts,
-# and details are in italics.  A row that begins with "PostgreSQL's" is about a
+# of a log message, in the first two columns.  "..." stands for variable parts.
+# Details are in italics.  A row that begins with "PostgreSQL's" is about a
 # message of the server.
 
 use strict;
@@ -20,7 +19,7 @@ use Test::More;
 my $top = "$FindBin::RealBin/../..";
 my $literal = qr/"(?:[^"\\]|\\.)*"/;
 
-# Codes by their names in the sources
+# Codes by their names in the source
 sub codes
 {
 	my %result;
@@ -40,7 +39,7 @@ sub codes
 	return %result;
 }
 
-# Joins adjacent literals, as C does
+# Joins adjacent string literals, as C does
 sub value_of
 {
 	my $value = join('', map { substr($_, 1, -1) } $_[0] =~ /$literal/g);
@@ -48,15 +47,15 @@ sub value_of
 	return $value;
 }
 
-# Texts that a format can produce
+# The texts that a format can produce
 sub pattern
 {
 	return join('.+?',
 		map { quotemeta } split(/%[-.*0-9]*l*[a-z]/, $_[0], -1));
 }
 
-# All messages, each with its code or level, if that is constant; and all
-# literals, some of which are details
+# All messages with their code or level, if that is constant.  Also all
+# literals, because some of them are details.
 sub read_sources
 {
 	my %codes = codes();
@@ -131,7 +130,7 @@ my @rows = grep { $_->{is_ours} } read_page();
 cmp_ok(scalar @$messages, '>', 80, 'messages were found in the sources');
 cmp_ok(scalar @rows, '>', 60, 'and in the page');
 
-# Each of the sources is on the page.
+# Each message of the source is on the page.
 {
 	my (@missing, @others);
 
@@ -151,7 +150,7 @@ cmp_ok(scalar @rows, '>', 60, 'and in the page');
 	is(join("\n", @others), '', 'and with its code');
 }
 
-# Each on the page is in the sources.
+# Each message on the page is in the source.
 {
 	my @patterns = map { pattern($_->{text}) } @$messages;
 	my @formats = map { pattern($_) } grep { length > 10 } @$literals;

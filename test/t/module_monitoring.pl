@@ -1,8 +1,8 @@
 # The files of docs/monitoring for postgres_exporter and Grafana work: every
-# query runs and has the documented columns, with numbers; and the dashboard
-# uses only metrics that the exporter has.
+# query runs, and has the documented columns with numbers.  The dashboard uses
+# only metrics that the exporter has.
 #
-# What would break it: a view's column that is renamed; a query that is changed
+# What would break it: a renamed column of a view; a query that is changed
 # without its metrics, or a metric without the dashboard.
 #
 # The test reads both files as their programs do, and needs neither program.
@@ -51,9 +51,8 @@ sub ask
 }
 
 #
-# Some of each: a session waits for a lock, its holder for a row, another
-# session has waited, and a lease with a lock runs out.
-#
+# One of each: a session waits for a lock, the lock's holder waits for a row,
+# another session has waited, and a lease with a lock expires.
 my @sessions = map { session($node) } 0 .. 3;
 {
 	my ($admin, $root, $holder, $waiter) = @sessions;

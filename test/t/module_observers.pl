@@ -1,10 +1,11 @@
-# Extensions that look at every statement work beside dlock, for statements of
-# sessions, triggers, dlock itself and its worker: auto_explain,
-# pg_stat_statements and pgaudit, preloaded, with all their output.
+# Extensions that observe every statement work beside dlock: auto_explain,
+# pg_stat_statements and pgaudit, preloaded, with all their output.  They
+# observe statements of sessions, of triggers, of dlock itself and of its
+# worker.
 #
-# What would break it: a statement of dlock that one of them cannot read; a
-# worker in a state that they cannot read; a hook of dlock that keeps theirs
-# from being called, or is not called beside them.
+# What would break it: a statement of dlock that an observer cannot handle; a
+# worker in a state that it cannot handle; a hook of dlock that does not call
+# the other hooks, or is not called.
 
 use strict;
 use warnings FATAL => 'all';
@@ -44,7 +45,7 @@ pgaudit.log_rows = on
 pgaudit.log_statement = on
 });
 
-# Those that this server has; pgaudit is a separate package.
+# The extensions that this server has. pgaudit is a separate package.
 my ($libraries) = run_command([ 'pg_config', '--pkglibdir' ]);
 my @observers = grep { -e "$libraries/$_.so" } sort keys %settings;
 my $node = new_server('main',
@@ -56,7 +57,7 @@ my $admin = session($node);
 
 foreach my $observer (sort keys %settings)
 {
-	# auto_explain is no extension
+	# auto_explain is not an extension, only a library
 	$admin->query("CREATE EXTENSION $observer")
 	  if $observer ne 'auto_explain' && grep { $_ eq $observer } @observers;
 }
@@ -173,7 +174,7 @@ succeeds($alice, "SELECT dlock_lease_close($lease)",
 		'0', 'one runs out');
 }
 
-# A deadlock has its victim, and a waiter can be canceled.
+# A deadlock has one victim, and a waiter can be canceled.
 $alice->query("SELECT dlock_acquire('d 1')");
 $bob->query("SELECT dlock_acquire('d 2')");
 $alice->start("SELECT dlock_acquire('d 2')");
@@ -192,7 +193,7 @@ succeeds(
 succeeds($admin, 'SELECT dlock_reset()', '2', 'and is ended');
 is_now($admin, 'SELECT count(*) FROM dlock_queue', '0', 'in the tables, too');
 
-# What the extensions have recorded.  Tables of leases are written without
+# What the extensions have recorded. dlock writes the lease tables without
 # statements.
 SKIP:
 {

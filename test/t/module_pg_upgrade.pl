@@ -1,14 +1,14 @@
-# pg_upgrade while leases are open: versions, reservations and numbers come
-# along.  So do the rows of leases, as all rows do, but the new server ignores
-# and removes them: they lock nothing, no old fence passes a guard, and no
-# number is given twice.
+# pg_upgrade while leases are open: versions, reservations and numbers are
+# kept.  Rows of leases are copied, but the new server ignores and removes
+# them.  They lock nothing, no old fence passes a guard, and no number is given
+# twice.
 #
-# What would break it: rows that are taken for the new server's own; a sequence
+# What would break it: rows that the new server takes for its own; a sequence
 # or a table that pg_upgrade creates without its contents; a library that
-# cannot be loaded before there is a database for it.
+# cannot be loaded before its database exists.
 #
-# DLOCK_OLD_INSTALL is the directory with the old server's bin and lib.
-# test/upgrade has two majors and sets it.  Without it the test is skipped, to
+# DLOCK_OLD_INSTALL is a directory with the old server's bin and lib.
+# test/upgrade has two majors and sets it.  Without it, the test is skipped to
 # save time.
 
 use strict;
@@ -25,7 +25,7 @@ my $from = $ENV{DLOCK_OLD_INSTALL};
 
 plan skip_all => 'it is test/upgrade that runs this' unless $from;
 
-# The same in both servers; PostgreSQL 18 has other defaults than 17.
+# The same in both servers, because PostgreSQL 18 has other defaults than 17
 my %cluster = (extra => ['--data-checksums']);
 my $conf = "max_connections = 100\ndlock.worker_idle_timeout = 20d\n";
 my $old = PostgreSQL::Test::Cluster->new('old', install_path => $from);
@@ -38,7 +38,7 @@ foreach my $node ($old, $new)
 }
 
 #
-# Before: two databases, of which one has its numbers ahead of the time
+# Before: two databases, one with its numbers ahead of the clock
 #
 my %databases = (
 	'in public' => 'CREATE EXTENSION dlock',
@@ -49,7 +49,7 @@ my %databases = (
 my $path = 'SET search_path = public, "D lock"';
 my %before;
 
-# in all of them, with the extension's functions in the search_path
+# in each of them, with the extension's functions in search_path
 sub ask
 {
 	my ($node, $dbname, $sql) = @_;
@@ -72,10 +72,10 @@ foreach my $dbname (sort keys %databases)
 	$before->{fence} = ask($old, $dbname,
 		"SELECT dlock_lease_acquire('held', $before->{lease})");
 	ask($old, $dbname, "SELECT dlock_ttl_enqueue('held', '1h', 'channel')");
-	# one that has run out, and keeps its lock closed
+	# an expired lease whose lock stays closed
 	ask($old, $dbname,
 		"SELECT dlock_lease_acquire('delayed', dlock_lease_open('$ttl s', delay => '1h'))");
-	# the last number, without a lock that ends later
+	# the last number, and no lock ends later
 	$before->{last} =
 	  ask($old, $dbname, "SELECT dlock_ttl_acquire('own', '1h')");
 	ask($old, $dbname,
@@ -100,7 +100,7 @@ cmp_ok($before{'in a "Schema"'}{last},
 $old->stop;
 
 #
-# It writes into the directory where it runs.
+# pg_upgrade writes into the directory where it runs.
 #
 chdir $PostgreSQL::Test::Utils::tmp_check or die "tmp_check: $!";
 $new->command_ok(
@@ -121,8 +121,7 @@ foreach my $dbname (sort keys %databases)
 {
 	my $before = $before{$dbname};
 
-	# first, because the lock that it takes is released some time after its
-	# session
+	# first, because its lock is released some time after its session ends
 	is( ask($new, $dbname,
 			'SELECT (SELECT count(*) FROM dlock_locks), '
 			  . '(SELECT count(*) FROM dlock_leases)'),
@@ -153,8 +152,8 @@ foreach my $dbname (sort keys %databases)
 	is(ask($new, $dbname, $config),
 		$config{$dbname}, "$dbname: what is dumped is marked as before");
 
-	# New leases can be opened, and the first one starts the worker, which
-	# removes rows.
+	# New leases can be opened.  The first one starts the worker, which removes
+	# the old rows.
 	like(
 		ask($new, $dbname,
 			"SELECT dlock_lease_acquire('held', dlock_lease_open('1h'))"),

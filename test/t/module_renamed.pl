@@ -1,7 +1,7 @@
-# The owner of dlock's schema can rename it, but gets no code run as the owner
-# of dlock's tables: a table that gets the name of one of them during a call is
-# refused.  Code of a table's owner can call dlock again, and does not affect
-# the outer call.
+# The owner of dlock's schema can rename the schema, but cannot run code as the
+# owner of dlock's tables: a table that takes the name of one of them during a
+# call is refused.  Code of a table's owner can call dlock again, without effect on the
+# outer call.
 #
 # What would break it: a statement that finds its table by name alone; a plan
 # that is freed while it is executed.
@@ -41,11 +41,11 @@ $app->query(q{
 		FOR EACH ROW EXECUTE FUNCTION evil.act()});
 
 #
-# Without a plan that the session has kept, and with one
+# Without a plan kept by the session, and with one
 #
 foreach my $call ("dlock_version_bump('v', 0)", "dlock_version_bump('v', 1)")
 {
-	# loaded rows are not in the way
+	# without loaded rows
 	is($caller->query('SELECT locks.dlock_version_of(\'none\')'), '0', 'before');
 	my $stopped = stop_behind($caller, 'dlock_check_permanent');
 
@@ -66,7 +66,7 @@ foreach my $call ("dlock_version_bump('v', 0)", "dlock_version_bump('v', 1)")
 }
 
 #
-# A call within a call, by code that the owner of the table has on it
+# A nested call, by a trigger of the table's owner
 #
 $admin->query(q{
 	ALTER TABLE locks.dlock_versions OWNER TO app;

@@ -1,9 +1,10 @@
-# The holder of an enqueued ticket is told once that a session or lease has
-# begun to wait for the lock; or at its grant, if one waits already.
+# The holder of an enqueued ticket is told once that a session or lease waits
+# for the lock: when the wait begins, or at the grant if there is already a
+# waiter.
 #
-# What would break it: a holder that is not told, or more than once, or before
-# its grant; one that the wait does not concern; a waiter that visits all
-# holders each time.
+# What would break it: a holder that is not told, is told twice, or is told
+# before its grant; a message to a holder that the wait does not concern; a
+# waiter that visits all holders each time.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +26,7 @@ deadlock_timeout = '1h'
 my $admin = session($node);
 my $count = 0;
 
-# Nothing has come, and nothing is on its way
+# No announcement has arrived, and none is on its way
 sub not_told
 {
 	my ($listener, $test, $channel) = @_;
@@ -67,7 +68,7 @@ sub try_for
 	try_for($next, ', shared => true');
 	not_told($holder, 'once');
 
-	# one that is granted while others wait
+	# a ticket that is granted while others wait
 	$waiter->query("SELECT dlock_enqueue('lock')");
 	$next->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($next);
@@ -81,7 +82,7 @@ sub try_for
 	$next->answer;
 	not_told($waiter, 'and that is all');
 
-	# one that was acquired otherwise is told once it has a channel
+	# a ticket that was acquired is told once it has a channel
 	$waiter->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($waiter);
 	$ticket = enqueue($next, 'lock');
@@ -97,7 +98,7 @@ sub try_for
 	not_told($next, 'gone');
 	$waiter->query("SELECT dlock_release('lock')");
 
-	# all holders, once each, also those granted between two waiters
+	# all holders, once each, including those granted between two waiters
 	foreach my $mode (', shared => true', ', slots => 3')
 	{
 		my @holders = map { session($node) } 0 .. 2;
@@ -143,13 +144,13 @@ sub try_for
 	try_for($waiter);
 	not_told($listener, 'once', 'c');
 
-	# the session that repeats the request is told, too
+	# a session that repeats the request is told, too
 	is($client->query($enqueue =~ s/'c'/'d'/r), $ticket, 'asked again');
 	told($listener, 'told again',
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 
-	# After a restart, at most once more; surely if not told before
+	# After a restart: at most once more, and surely if not told before
 	$client->query($enqueue =~ s/me/other/r);
 	$_->quit foreach $listener, $waiter, $client, $admin;
 	$node->restart;
@@ -184,7 +185,7 @@ sub try_for
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 
-	# nor after a LISTEN and a wait for its turn
+	# the same after a LISTEN, with a ticket that waited for its turn
 	$admin->query("SELECT dlock_acquire('turn')");
 	$ticket = $client->query("SELECT dlock_ttl_enqueue('turn', '1h', 'c')");
 	commits_hang($node, 1);

@@ -1,10 +1,10 @@
-# The table of locks grows bucket by bucket, while sessions look for their
-# locks in it, and views read all of it.  None misses a lock, or finds one
+# The table of locks grows bucket by bucket, while sessions look up their
+# locks, and views read the whole table.  No session misses a lock or finds one
 # twice.
 #
-# What would break it: a bucket that is split wrongly; one that is looked up by
-# the table's former size; a view that loses its place; an entry that is reused
-# while it is in a list, or whose name does not fit.
+# What would break it: a bucket that is split wrongly, or looked up by the
+# table's former size; a view that loses its position; an entry that is reused
+# while it is in a list, or whose name is too long for it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -19,7 +19,7 @@ my $kept = 300;
 my $node = new_server('main', conf => "dlock.max_memory = '256MB'\n");
 my ($keeper, $viewer, $finder, @writers) = map { session($node) } 1 .. 5;
 
-# Names of all lengths, some of which differ only in their last byte
+# Names of all lengths.  Some differ only in their last byte.
 sub name
 {
 	my ($writer) = @_;
@@ -42,8 +42,8 @@ is( $keeper->query("SELECT count(dlock_acquire('kept ' || n)) "
 	$kept, 'what stays');
 $keeper->query("SELECT dlock_acquire('growing')");
 
-# Until the table has grown: how often a look has seen too few or too many, and
-# whether there was a look
+# Until the table has grown: count the reads that saw too few or too many
+# locks, and note if there was a read
 my $looks = q{
 	CREATE FUNCTION looks(wrong text) RETURNS text LANGUAGE plpgsql AS $$
 	DECLARE

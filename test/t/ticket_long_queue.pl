@@ -1,9 +1,9 @@
-# dlock_locks shows every ticket of a lock with thousands of them, in its
-# place, with only the holders in its way and the one request before it.  So
-# the view's size is linear in the number of tickets.
+# dlock_locks shows every ticket of a lock with thousands of tickets, in its
+# place, blocked only by the holders and the request before it.  So the view's
+# size is linear in the number of tickets.
 #
-# What would break it: a list of all tickets before a waiter, which makes the
-# size quadratic; a copy that is cut short.
+# What would break it: a list of all tickets before each waiter, which makes
+# the size quadratic; a copy that is truncated.
 
 use strict;
 use warnings FATAL => 'all';
@@ -52,7 +52,7 @@ is($reader->query('SELECT pg_column_size(array_agg(blocked_by[1:2])) '
 	't', 'so all of it is small');
 is($owner->query('SELECT dlock_release_all()'), '5000', 'given back');
 
-# Holders: the first 16
+# The blocking holders: the first 16
 enqueue(22, 20);
 is( $reader->query(
 		q{SELECT position, cardinality(blocked_by),

@@ -1,11 +1,11 @@
-# An enqueued ticket keeps its place, without a waiting session, until its
-# session ends it or exits.  A session in dlock_wait() is woken by the grant,
-# and loses only the wait if that is interrupted.
+# An enqueued ticket keeps its place, even if its session does not wait, until
+# the session ends the ticket or exits.  The grant wakes a session in
+# dlock_wait().  An interrupt ends only the wait.
 #
-# What would break it: a grant that is announced twice, or not, among many; a
-# way out of dlock_wait() that ends the ticket, or loses a grant at the same
-# moment; an exit that forgets a ticket that no call waits for; a deadlock in
-# which a place in the queue is overlooked.
+# What would break it: among many grants, one that is announced twice or not at
+# all; an end of dlock_wait() that ends the ticket, or loses a simultaneous
+# grant; an exit that forgets a ticket without a waiting call; a deadlock in
+# which a queued ticket is overlooked.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,7 +23,8 @@ my $looks = "SET deadlock_timeout = '10ms'";
 
 $node->safe_psql('postgres', 'CREATE TABLE t AS SELECT 0 AS n');
 
-# Wait until the sessions sleep: a session is in the queue before it waits.
+# Wait until the sessions sleep, because a session is in the queue before it
+# waits.
 sub until_sleeps
 {
 	foreach my $waiter (@_)
@@ -43,8 +44,8 @@ sub nothing_left
 }
 
 #
-# Ten thousand locks by one connection, every other one of them free: it is
-# told of each once, and nothing else wakes it.
+# Ten thousand locks for one connection, half of them free.  It is told of each
+# grant once, and nothing else wakes it.
 #
 {
 	my $holder = session($node);
@@ -67,7 +68,7 @@ sub nothing_left
 	$holder->query('SELECT dlock_release_all()');
 	push @announced, $many->announcements(5_000);
 
-	# all earlier ones have come
+	# all earlier announcements have arrived
 	$tickets{ enqueue($many, 'the last') } = 'the last';
 	push @announced, $many->announcements(1);
 	is_deeply(
@@ -82,7 +83,7 @@ sub nothing_left
 		'10001', 'all are released at once');
 	nothing_left('10,000 locks');
 
-	# queued, too, behind each other
+	# queued, too, one behind the other
 	my @sessions = map { session($node) } 1 .. 4;
 	$_->query(
 		q{SELECT count(dlock_enqueue('lock ' || n))
@@ -103,8 +104,8 @@ sub nothing_left
 }
 
 #
-# Ways out of a queue and out of a hold: the next one moves up.  Each sub gets
-# the session, and its ticket.
+# All ways to end a queued ticket and a hold: the next ticket moves up.  Each
+# sub gets the session and its ticket.
 #
 my @ways = (
 	'dlock_release_ticket' =>
@@ -163,7 +164,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 #
 # dlock_wait()
 #
-# It is woken by the grant, in the order of the tickets and not of the waits.
+# The grant wakes it, in the order of the tickets, not of the waits.
 {
 	my $holder = session($node);
 	my @sessions = map { session($node) } 0 .. 2;
@@ -197,7 +198,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 	nothing_left('dlock_wait');
 }
 
-# Readers, and requests for permits, are granted together.
+# Readers are granted together, and so are requests for permits.
 foreach my $mode ([ ', shared => true', '' ],
 	[ ', slots => 3', ', slots => 3, permits => 3' ])
 {
@@ -216,7 +217,7 @@ foreach my $mode ([ ', shared => true', '' ],
 	nothing_left("three at a time$some");
 }
 
-# An interrupt leaves the ticket in its place.
+# An interrupt does not move the ticket.
 {
 	my $holder = session($node);
 	my $waiter = session($node);
@@ -229,7 +230,7 @@ foreach my $mode ([ ', shared => true', '' ],
 		"SELECT dlock_wait($ticket, timeout => '0')" => qr/^f$/,
 		"SET lock_timeout = '10ms'; SELECT dlock_wait($ticket)" =>
 		  qr/55P03: canceling/,
-		# local, because it would otherwise apply to its own RESET
+		# local, because otherwise the timeout would apply to its own RESET
 		"BEGIN; SET LOCAL statement_timeout = '10ms';"
 		  . "SELECT dlock_wait($ticket); ROLLBACK" => qr/57014: canceling/,
 		"BEGIN; SAVEPOINT s; SET LOCAL lock_timeout = '10ms';"
@@ -315,7 +316,7 @@ foreach my $mode ([ ', shared => true', '' ],
 #
 # Deadlocks
 #
-# The session that waits with the younger ticket is the victim; its ticket
+# The session that waits with the younger ticket is the victim.  Its ticket
 # stays.
 foreach my $looker (0, 1)
 {
@@ -327,7 +328,7 @@ foreach my $looker (0, 1)
 	push @tickets, enqueue($sessions[0], 'y');
 	push @tickets, enqueue($sessions[1], 'x');
 	$sessions[$looker]->query($looks);
-	# the last to wait looks
+	# the last session to wait looks for deadlocks
 	foreach my $i (1 - $looker, $looker)
 	{
 		$sessions[$i]->start("SELECT dlock_wait($tickets[$i])");
@@ -371,8 +372,8 @@ foreach my $looker (0, 1)
 	nothing_left('deadlock with a row lock');
 }
 
-# A place in the queue blocks later ones, even if its owner waits for another
-# lock and the holder can continue.
+# A queued ticket blocks later ones, even if its owner waits for another lock
+# and the holder can continue.
 {
 	my ($holder, $queued, $behind) = map { session($node) } 1 .. 3;
 
@@ -393,7 +394,7 @@ foreach my $looker (0, 1)
 	nothing_left('deadlock over a place in the queue');
 }
 
-# A session that has enqueued and does not wait is in no deadlock.
+# A session that has enqueued but does not wait is in no deadlock.
 {
 	my ($queued, $waiter) = map { session($node) } 1, 2;
 	my $offset = -s $node->logfile;
@@ -404,7 +405,7 @@ foreach my $looker (0, 1)
 	$ticket = enqueue($queued, 'y');
 	$waiter->query("$looks; SET log_lock_waits = on");
 	$waiter->start("SELECT dlock_acquire('x')");
-	# it logs that when it has looked
+	# it logs that after its search
 	$node->wait_for_log(qr/process $waiter->{pid} still waiting for/, $offset);
 	until_sleeps($waiter);
 	ok(!$waiter->answered, 'no deadlock with one who does not wait');

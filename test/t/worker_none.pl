@@ -1,10 +1,10 @@
-# If there is no slot for a worker, leases keep their locks, and are renewed.
-# A call that needs a row gets an error and leaves nothing; and session and
+# If there is no slot for a worker, leases keep their locks and can be renewed.
+# A call that needs a row gets an error and leaves nothing.  Session and
 # transaction scope are not affected.
 #
-# What would break it: a call that waits for a worker that cannot come; a lock
-# that is handed over although no process can write that its lease ran out; a
-# ticket or a name that stays behind after a failed call.
+# What would break it: a call that waits for a worker that cannot start; a lock
+# that is handed over although no process can write the lease's expiry; a
+# ticket or a name that a failed call leaves behind.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +25,7 @@ $client->quit;
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
 $client = session($node);
-# The ttl is short only from the first call on, so that it cannot run out
+# The ttl is short only from the first call on, so that it cannot expire
 # before.
 $client->query("UPDATE dlock_queue SET ttl = '1s' WHERE ticket = $short");
 is($client->query("SELECT dlock_try_acquire('held') IS NULL"),

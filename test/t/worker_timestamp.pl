@@ -1,9 +1,9 @@
-# With track_commit_timestamp, the worker's commits have the time at which they
-# were made: on the primary, on a standby, after a crash, and in decoded WAL.
+# With track_commit_timestamp, each of the worker's commits has the time of the
+# commit: on the primary, on a standby, after a crash, and in decoded WAL.
 #
-# What would break it: the worker's commits have an origin, and so a separate
-# time in the WAL, which only the worker sets.  On the primary alone an error
-# would not be seen.
+# What would break it: the worker's commits have an origin, and therefore a
+# separate time in the WAL, which only the worker sets.  On the primary alone,
+# an error would not be visible.
 
 use strict;
 use warnings FATAL => 'all';
@@ -26,7 +26,7 @@ wal_level = logical
 my $standby = new_standby($node, 'standby');
 
 my $client = session($node);
-my @commits;	# each: transaction id, and when it was asked for and answered
+my @commits;	# transaction id, and the times of the request and the answer
 
 sub acquire
 {
@@ -71,7 +71,7 @@ acquire("lock $_") foreach 1 .. 2;
 $client->query(
 	'SELECT pg_terminate_backend(' . worker($client) . ', 60000)');
 my $ticket = acquire('lock 3');
-# time passes, which a transaction without rows does not record
+# let time pass, because transactions without rows do not record it
 $client->query('SELECT pg_sleep(0.1)');
 acquire('lock 4');
 times_are_right($node, 'primary');
@@ -79,8 +79,7 @@ times_are_right($node, 'primary');
 $node->wait_for_catchup($standby);
 times_are_right($standby, 'standby');
 
-# The message that begins a transaction: its last position, its time, its
-# number
+# The message that begins a transaction: its last position, time and number
 my ($first, $latest) = @commits[ 0, -1 ];
 is( $client->query(qq{
 		SELECT bool_and(('x' || encode(substr(data, 10, 8), 'hex'))::bit(64)::bigint / 1e6

@@ -1,8 +1,8 @@
-# The tables of leases stay small, however many tickets come and go: dlock
-# vacuums them, because autovacuum comes too rarely.
+# The lease tables stay small, no matter how many tickets come and go. dlock
+# vacuums them, because autovacuum runs too rarely.
 #
 # What would break it: tables that are not vacuumed, with a dead row for every
-# ticket ever; or vacuums that stop once rows cannot be removed yet.
+# ticket; or vacuums that stop because rows cannot be removed yet.
 
 use strict;
 use warnings FATAL => 'all';
