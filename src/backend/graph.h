@@ -37,8 +37,7 @@ typedef struct DlockGraphPlace
 {
 	int			procno;			/* possibly a parallel worker's */
 	int			owner;			/* proc number of the process that leaves this
-								 * place if it goes on; -1: none that can wait
-								 * */
+								 * place if it goes on; -1: it never waits */
 	int			pid;			/* the owner's */
 	int			vertex;			/* the owner's; -1: not collected */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */

@@ -288,7 +288,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
 	/* an existing ticket may have been adopted just now, by this call */
 	dlock_id_insert(&ticket->record);
-	/* the second mark is a MARK_REDIRECTED or a MARK_ARM */
+	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();
 	if (!created)
 	{

@@ -91,8 +91,8 @@ flush_removal(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Make a grant durable before this backend reports it (I15).  If that fails, a
- * ticket without acquires is ended.
+ * Flush the removal on which a grant depends (I15).  If that fails, a ticket
+ * without acquires is ended.
  */
 static inline void
 confirm_grant(DlockSpace *space, DlockHeld *held)

@@ -217,8 +217,8 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 
 /*
  * Sleep until the latch is set, or for "left" microseconds.  Returns early
- * only if looking around may have taken a wakeup: more would hide a bug that
- * misses one.
+ * only if looking around may have taken a wakeup: returning more often would
+ * hide a bug that misses wakeups.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,

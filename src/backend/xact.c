@@ -357,7 +357,7 @@ dlock_xact_keep(int count)
 
 /*
  * The result is complete.  If the executed statement itself has made the call,
- * its marks stay until the statement ends, because a cancel returns nothing.
+ * its marks stay until the statement ends: a canceled one returns nothing.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)

@@ -27,7 +27,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* locked, because the lease end sets "delayed" for the second condition */
+	/* locked, so that RAN_OUT does not become "delayed" in between */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
@@ -134,8 +134,8 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 
 /*
  * The lease takes a ticket that joins its lock now or waits there, and gives
- * it this state.  An heir's row has said granted from the start (I17).  False
- * if the lease is gone.
+ * it this state.  An heir's row says granted from the start (I17).  False if
+ * the lease is gone.
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)

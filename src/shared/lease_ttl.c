@@ -3,8 +3,8 @@
  * lease_ttl.c
  *	  Another ttl or a higher durability for an open lease.
  *
- * Until another ttl is durable, the shorter of both counts; also if the call
- * fails.  The row has the new ttl from the start.  So no server honours a
+ * Until another ttl is durable, the shorter of both counts; if the call fails,
+ * for good.  The row has the new ttl from the start.  So no server honours a
  * lease longer after a heartbeat than the row on a standby says (I21).
  *
  * The deadline moves at once to the new ttl from now.  A later deadline is

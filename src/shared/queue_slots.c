@@ -38,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Keep a process that is reading dlock_slots from loading an older value.  It
- * is counted before slots_loaded is read: see dlock_queue_unsettle().
+ * Keep a process that is reading dlock_slots from loading an older value.  The
+ * entry is counted before slots_loaded is read: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)

@@ -609,7 +609,7 @@ extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern XLogRecPtr dlock_journal_position(DlockSpace *space,
 										 DlockRecord *record);
 
-/* The position that notes removals for a lock and those of its bucket */
+/* Where removals of a lock's holders are noted; some locks share it */
 static inline pg_atomic_uint64 *
 dlock_journal_removed(DlockSpace *space, const DlockKey *key)
 {

@@ -45,8 +45,8 @@
  * server that was replaced must not honour its rows.  The ttls count from
  * before the record was written, because this server may be replaced once
  * standbys have the record.  If an answer takes more than a quarter of a ttl,
- * ask again, MAX_QUORUM_WAITS times at most, so that leases get their full
- * ttl.
+ * ask again, so that leases get their full ttl; MAX_QUORUM_WAITS times at
+ * most.
  */
 static bool
 begin_ttls(DlockSpace *space, uint64 until)

@@ -51,8 +51,8 @@ log_foreign(const DlockLoading *loading, const char *table)
 }
 
 /*
- * Raise 55000 for a number that was never drawn, because it would be drawn.
- * The last row that is not foreign has the greatest.
+ * Raise 55000 for a number that was never drawn, because it could be drawn
+ * later.  The last row that is not foreign has the greatest.
  */
 static void
 check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)

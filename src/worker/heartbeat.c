@@ -21,8 +21,8 @@ static uint64 next_heartbeat = 0;
 
 /*
  * A lease of a class needs a heartbeat in each quarter of 2^class us.  A lease
- * of class -1 needs none.  With remote_apply it needs twice as many, because
- * an answer reports what was replayed at the previous heartbeat.
+ * of class -1 needs none.  With remote_apply, twice as many are needed,
+ * because an answer reports what was replayed at the previous heartbeat.
  */
 static int
 class_of(const DlockLease *lease)

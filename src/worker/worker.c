@@ -104,8 +104,7 @@ let_go(void)
 
 /*
  * Leave the office, and start the next worker if there is work, which may have
- * been posted just before (I20).  If the worker makes way, a session starts
- * it.
+ * been posted just before (I20).  If the worker makes way, a session does.
  */
 static void
 resign(int code, Datum arg)
@@ -297,7 +296,7 @@ write_journal(void)
 	return !extension_is_gone && my_space->journal.length > 0;
 }
 
-/* After an error behind the commit, learn of all leases again. */
+/* If the error came after the commit, learn of all leases again. */
 static void
 write_failed(int code)
 {
