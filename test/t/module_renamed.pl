@@ -1,7 +1,7 @@
 # The owner of dlock's schema can rename the schema, but cannot run code as the
 # owner of dlock's tables: a table that takes the name of one of them during a
-# call is refused.  Code of a table's owner can call dlock again, without effect on the
-# outer call.
+# call is refused.  Code of a table's owner can call dlock again, without
+# effect on the outer call.
 #
 # What would break it: a statement that finds its table by name alone; a plan
 # that is freed while it is executed.

@@ -49,7 +49,7 @@ module Dlock
         Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
       end
     rescue Error
-      nil # its connection is gone
+      nil # the connection is closed
     end
 
     def raw

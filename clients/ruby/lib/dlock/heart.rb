@@ -363,7 +363,7 @@ module Dlock
           settled = serve(due)
           waits = Dlock.pauses if settled
           pause = settled ? 0 : waits.call
-        rescue StandardError => e # which says nothing: ask again
+        rescue StandardError => e # tells nothing about the leases: ask again
           @line.drop unless e.is_a?(QuorumLate)
           pause = waits.call
         end

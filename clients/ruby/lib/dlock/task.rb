@@ -97,7 +97,7 @@ module Dlock
           task.leave
         end
       ensure
-        task.leave # another exception may have come at the begin of the first one
+        task.leave # another exception may have arrived at the begin of the first
       end
     end
 
