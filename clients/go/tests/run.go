@@ -1034,6 +1034,13 @@ var rows = []row{
 		}))
 	}},
 
+	{"lease_opened_late", func() {
+		lease := late().NewLease(dlock.TTL(time.Second))
+		lost(lease.Do(ctx, func(context.Context) error { return lease.Check() }))
+		admin.until("SELECT count(*) = 0 FROM dlock_leases")
+		admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'")
+	}},
+
 	{"lease_callback", func() {
 		lock, called := locks.NewLock("lease", kept...), make(chan string, 9)
 		callback := func(name string) func(*dlock.Lock) {

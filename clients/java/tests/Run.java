@@ -1049,7 +1049,17 @@ public final class Run {
         }
     }
 
-    @Row(45) static void lease_callback() throws Exception {
+    @Row(45) static void lease_opened_late() throws Exception {
+        lost(() -> {
+            try (Lease lease = late().lease(Duration.ofSeconds(1)).open()) {
+                lease.check();
+            }
+        });
+        admin.until("SELECT count(*) = 0 FROM dlock_leases");
+        admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
+    }
+
+    @Row(46) static void lease_callback() throws Exception {
         List<Object> called = Collections.synchronizedList(new ArrayList<>());
         Lock used = kept("lease");
         lost(() -> {
@@ -1067,7 +1077,7 @@ public final class Run {
         same(called, List.of("bad", used, "good", used, "late", used));
     }
 
-    @Row(46) static void lease_callback_hangs() throws Exception {
+    @Row(47) static void lease_callback_hangs() throws Exception {
         CountDownLatch called = new CountDownLatch(1), mayReturn = new CountDownLatch(1);
         lost(() -> {
             try (Lease lease = locks.lease(SHORT).interval(Duration.ofMillis(200)).open()) {
@@ -1106,7 +1116,7 @@ public final class Run {
     }
 
     /** Java's way to cancel: the waiting thread is interrupted. */
-    @Row(47) static void acquire_client_timeout() throws Exception {
+    @Row(48) static void acquire_client_timeout() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, false);
@@ -1129,7 +1139,7 @@ public final class Run {
         }
     }
 
-    @Row(48) static void acquire_cancelled() throws Exception {
+    @Row(49) static void acquire_cancelled() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, true);
@@ -1153,7 +1163,7 @@ public final class Run {
         }
     }
 
-    @Row(49) static void acquire_broken_off() throws Exception {
+    @Row(50) static void acquire_broken_off() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Connection db = connection()) {
             Lock kept = lease.lock("kept").acquire();
             for (boolean twice : new boolean[] {false, true})
@@ -1175,7 +1185,7 @@ public final class Run {
         }
     }
 
-    @Row(50) static void waiter_killed() throws Exception {
+    @Row(51) static void waiter_killed() throws Exception {
         try (Holder other = admin.holds("busy")) {
             Process waiter = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-cp",
                     System.getProperty("java.class.path"), "Run", "--wait", "busy").start();
@@ -1185,7 +1195,7 @@ public final class Run {
         }
     }
 
-    @Row(51) static void server_silent() throws Exception {
+    @Row(52) static void server_silent() throws Exception {
         Locks hasty = service(MAIN).patience(Duration.ofSeconds(1));
         Lock session = locks.lock("mine").acquire();
         Lock waiter = locks.lock("busy").ttl(LONG);
@@ -1211,7 +1221,7 @@ public final class Run {
         admin.until("SELECT count(*) = 0 FROM dlock_locks");
     }
 
-    @Row(52) static void release_silent() throws Exception {
+    @Row(53) static void release_silent() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
             Lock own = kept("own").acquire(), leased = lease.lock("silent").acquire();
             List<?> pids = (List<?>) admin.ask(
@@ -1227,7 +1237,7 @@ public final class Run {
         }
     }
 
-    @Row(53) static void release_owed() throws Exception {
+    @Row(54) static void release_owed() throws Exception {
         try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
             Lock lock = lease.lock("owed").acquire();
             killSessions();
@@ -1240,7 +1250,7 @@ public final class Run {
         }
     }
 
-    @Row(54) static void pool_returned() throws Exception {
+    @Row(55) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1256,7 +1266,7 @@ public final class Run {
         }
     }
 
-    @Row(55) static void clock_stepped() throws Exception {
+    @Row(56) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1280,7 +1290,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(56) static void lease_promotion() throws Exception {
+    @Row(57) static void lease_promotion() throws Exception {
         Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");

@@ -138,10 +138,10 @@ export class Heart {
 
   constructor(config, id, sent, ttl, { interval, margin }) {
     Object.assign(this, { id, interval, life: ttl - margin, deadline: sent + ttl - margin, due: now() + interval });
-    this.#watch();
     if (!pulses.has(config)) pulses.set(config, new Pulse(config));
     this.pulse = pulses.get(config);
     this.pulse.add(this);
+    this.#watch(); // after the pulse is known, because a heart whose answer came too late leaves it at once
   }
 
   add(member, lock = null) {

@@ -769,6 +769,12 @@ rows.lease_quorum_late = () => late().lock('lease', KEPT).run(async (lock) => {
   assert(!lock.lost.aborted);
 });
 
+rows.lease_opened_late = async () => {
+  await raises(LockLost, '55L01', () => late().lease({ ttl: 1000 }).run((lease) => lease.check()));
+  await admin.until('SELECT count(*) = 0 FROM dlock_leases');
+  await admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
+};
+
 rows.lease_callback = async () => {
   const called = [];
   const callback = (name) => (lock) => { called.push([name, lock]); };

@@ -1096,6 +1096,22 @@ def lease_quorum_late():
 
 
 @row
+def lease_opened_late():
+    with raises(dlock.LockLost, '55L01'), late().lease(1) as lease:
+        lease.check()
+
+    async def same():
+        async with late(dlock.AsyncLocks).lease(1) as lease:
+            lease.check()
+
+    with raises(dlock.LockLost, '55L01'):
+        asyncio.run(same())
+    admin.until('SELECT count(*) = 0 FROM dlock_leases')
+    admin.until('SELECT count(*) = 0 FROM pg_stat_activity '
+                "WHERE usename = 'app'")
+
+
+@row
 def lease_callback():
     called = []
 

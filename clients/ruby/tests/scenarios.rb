@@ -965,6 +965,12 @@ row :lease_quorum_late do
   end
 end
 
+row :lease_opened_late do
+  raises(Dlock::LockLost) { late.lease(1).synchronize(&:check) }
+  ADMIN.until('SELECT count(*) = 0 FROM dlock_leases')
+  wait_until { ADMIN.connections.zero? }
+end
+
 row :lease_callback do
   called = Queue.new
   lock = LOCKS.lock('lease', **KEPT)

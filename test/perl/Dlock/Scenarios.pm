@@ -159,6 +159,13 @@ sub start_servers
 				END IF;
 				RETURN public.dlock_renew(id);
 			END $$;
+			CREATE FUNCTION late.dlock_lease_open(ttl interval,
+				attach boolean = false, delay interval = NULL, info text = NULL)
+			RETURNS bigint LANGUAGE plpgsql AS $$
+			BEGIN
+				PERFORM pg_sleep_for(ttl);
+				RETURN public.dlock_lease_open(ttl, attach, delay, info);
+			END $$;
 			GRANT USAGE ON SCHEMA late TO app;
 			GRANT SELECT ON late.quorum TO app;
 			GRANT USAGE ON SEQUENCE late.calls TO app});

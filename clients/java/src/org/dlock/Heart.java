@@ -37,7 +37,10 @@ final class Heart {
         deadline = sent + life;
         due = Clock.now() + this.interval;
         members.put(lost, null);
-        pulse = Pulse.join(source, this);
+        // otherwise the watcher could end it before the pulse is known
+        synchronized (Pulse.ALL) {
+            pulse = Pulse.join(source, this);
+        }
     }
 
     private static long life(Duration ttl) { return ttl.toNanos() - ttl.toNanos() / 100; }
