@@ -1,8 +1,8 @@
 # frozen_string_literal: true
 
-# Tests of the Ruby gem: locks on connections of pg, and with_advisory_lock of ActiveRecord
+# Tests of the Ruby gem: locks on connections of pg, and with_advisory_lock in ActiveRecord
 #
-# Tests that are also rows of clients/scenarios.md have their names. test/t/client_ruby.pl starts this, and libpq's
+# A test for a row of clients/scenarios.md has the row's name. test/t/client_ruby.pl runs this program. libpq's
 # environment variables name the server.
 
 require 'timeout'
@@ -57,7 +57,7 @@ def wait_until_waiting(name)
   wait_until('SELECT count(*) = 1 FROM dlock_locks WHERE name = $1 AND NOT granted', name)
 end
 
-# Another session has the lock meanwhile.
+# Another session holds the lock meanwhile.
 def holds(name)
   connected do |holder|
     holder.exec_params('SELECT dlock_acquire($1)', [name])
@@ -223,7 +223,7 @@ row :session_connection_killed do
   end
 end
 
-# An exception from outside ends the wait: of Timeout, and of a thread that is killed
+# An exception from outside ends the wait: one of Timeout, and the kill of a thread
 row :acquire_broken_off do
   app do |db|
     holds('busy') do
@@ -302,7 +302,7 @@ row :with_advisory_lock_nested do
       expect(Account.advisory_lock_exists?('outer'))
     end
     expect([Account.new.current_advisory_lock, free?('inner'), free?('outer')], ['outer', true, false])
-    # another thread has a stack of its own
+    # another thread has its own stack
     Thread.new { expect(Account.current_advisory_locks, []) }.join
   end
   Account.with_advisory_lock('outer') { fences << Account.current_advisory_fence }
@@ -331,7 +331,7 @@ end
 row :with_advisory_lock_exception do
   raises(Boom) { Account.with_advisory_lock('model') { raise Boom } }
   expect(free?('model'))
-  # in a transaction that takes no statement any more
+  # in a failed transaction
   raises(ActiveRecord::StatementInvalid) do
     Account.transaction { Account.with_advisory_lock('model') { Account.connection.execute('SELECT 1 / 0') } }
   end
@@ -365,7 +365,7 @@ row :with_advisory_lock_broken_off do
   expect(free?('model'))
 end
 
-# The block has one connection, which goes back to the pool with nothing held.
+# The block has one connection, which returns to the pool without locks.
 row :with_advisory_lock_pool do
   ActiveRecord::Base.connection_pool.release_connection
   pids = Array.new(2) do

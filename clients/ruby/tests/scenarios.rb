@@ -27,14 +27,14 @@ OTHER = dsn('OTHER')
 LOCKS = Dlock::Locks.new(MAIN, patience: TIMEOUT)
 
 #
-# What the rows need
+# Helpers for the rows
 #
 
 def row(name, &test)
   ROWS[name] = test
 end
 
-# Has something done by the test that has started this.
+# Asks the test that runs this program to do something.
 def order(line)
   puts "! #{line}"
   $stdout.flush
@@ -50,7 +50,7 @@ def wait_until(what = 'something')
   end
 end
 
-# Another session, which asks the server
+# Another session, for queries
 class Admin
   attr_reader :dsn
 
@@ -126,7 +126,7 @@ class Admin
     call("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'")
   end
 
-  # Another session has the lock meanwhile.
+  # Another session holds the lock meanwhile.
   def holds(name)
     connected(@dsn) do |holder|
       yield Integer(holder.exec_params('SELECT dlock_acquire($1)', [name]).getvalue(0, 0))
@@ -276,7 +276,7 @@ row :check_unheld do
   session = LOCKS.lock('session').acquire
   lease = LOCKS.lease(LONG).open
   leased = lease.lock('leased').acquire
-  # the child ends as usual, with all that Ruby does then
+  # the child ends normally, with everything that Ruby does at an exit
   child = fork do
     $stdout.reopen(IO::NULL)
     unheld = [session, leased, lease].count do |kept|
@@ -414,7 +414,7 @@ def renews_with_ttl(kept)
   end
 end
 
-# As long as the server has not answered, the shorter ttl counts.
+# Until the server answers, the shorter ttl counts.
 def renews_unanswered
   lease = LOCKS.lease(LONG).open
   lease.info = 'renewed'
@@ -465,7 +465,7 @@ row :lease_many do
     ADMIN.holds('b') do
       raises(Dlock::LockTimeout, '55P03') { lease.acquire_all(%w[a b], timeout: 0) }
       expect(ADMIN.free?('a'))
-      # broken off
+      # interrupted
       raises_timeout { lease.acquire_all(%w[a b]) }
       ADMIN.until("SELECT count(*) = 1 FROM dlock_locks WHERE name IN ('a', 'b')")
     end
@@ -610,7 +610,7 @@ row :enqueue_waits do
       expect(tickets.next(0), nil)
     end
     expect(event(tickets), ['granted', 'queue', ticket])
-    # even if it looks again because a notification may have been lost
+    # even if it asks again because it may have missed a notification
     tickets.instance_variable_set(:@round, Dlock.now)
     expect(tickets.next(0), nil)
   end
@@ -733,7 +733,7 @@ row :watch do
       expect(held.to_a.first(3), ['held', 'leader', ticket])
       expect(held.details['info'], 'node-1')
       ADMIN.kill_sessions
-      # it watches anew, and begins with the present holder
+      # it watches again, and begins with the present holder
       expect(event(events), ['held', 'leader', ticket])
       db.exec('SELECT dlock_release_all()')
     end
@@ -795,14 +795,14 @@ row :sharding do
     expect(['third', both.key(name)].include?(third.key(name)))
   end
   expect(names.any? { |name| third.key(name) == 'third' })
-  # as every other client finds it
+  # in the way in which every client finds it
   expect(both.key('shard/0'), %w[main other].max_by { |key| Digest::SHA256.hexdigest("#{key}\0shard/0") })
   raises(Dlock::BadArgument, '22023') { both.lease(LONG, near: here[0]).lock(there[0]) }
   held.each(&:release)
 end
 
 #
-# What goes wrong
+# Faults
 #
 
 row :session_connection_killed do
@@ -1049,7 +1049,7 @@ row :acquire_cancelled do
       ADMIN.until_free('busy')
     end
 
-    # granted already, when it is cancelled
+    # already granted when it is canceled
     renewals_wait do
       waiting = start { late.lock('busy', ttl: LONG).acquire }
       until_renewal_waits
@@ -1066,8 +1066,8 @@ rescue Boom
   nil
 end
 
-# Exceptions of signal handlers, at the wait, and at the client's taking back. The signals differ, because Ruby runs a
-# handler once for a signal that comes twice before that.
+# Exceptions of signal handlers, during the wait, and while the client undoes the request. The signals differ, because
+# Ruby runs a handler only once for two signals in quick succession.
 def alarms(twice)
   signals = twice ? %w[USR1 USR2] : %w[USR1]
   came = []
@@ -1120,7 +1120,7 @@ row :acquire_broken_off do
     kept.release
   end
 
-  # at each moment: nothing stays behind
+  # at each moment: no ticket is left
   ADMIN.holds('busy') do
     [{}, { ttl: LONG }].each do |options|
       (0..20).each do |n|
@@ -1200,7 +1200,7 @@ row :release_owed do
   end
 end
 
-# As of the gem connection_pool: a pool of one
+# Like the gem connection_pool: a pool of one connection
 class Pool
   attr_reader :idle
 
@@ -1232,7 +1232,7 @@ row :pool_returned do
     expect([db.backend_pid, db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0)], [pid, 'f'])
   end
 
-  # Locks over this pool: a lock in session scope keeps the connection out of it
+  # Locks over this pool: a lock in session scope keeps the connection
   locks = Dlock::Locks.new(pool)
   locks.lock('pool').synchronize do
     expect(ADMIN.call("SELECT pid FROM dlock_locks WHERE name = 'pool'"), pid.to_s)
@@ -1244,10 +1244,10 @@ row :pool_returned do
     raises_timeout { locks.lock('pool').acquire }
     expect(ADMIN.left('pool'), 1)
   end
-  # the state of the connection was not known, so that it is a new one
+  # the connection's state was unknown, so this is a new connection
   pool.with { |db| expect(db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0), 'f') }
 
-  # a server that does not answer keeps a connection of an unknown state from its pool for some seconds only
+  # if the server does not answer, a connection in an unknown state stays out of its pool for some seconds only
   pool = Pool.new
   silent = Dlock::Locks.new(pool, patience: 0)
   ADMIN.holds('pool') do
@@ -1260,7 +1260,7 @@ row :pool_returned do
     order('thaw')
   end
 
-  # a function, for a new password at each connection
+  # a function that gives a new password for each connection
   Dlock::Locks.new(-> { MAIN }).lock('pool', ttl: LONG).synchronize { expect(ADMIN.left('pool'), 1) }
   Dlock::Locks.new(-> { PG.connect(MAIN) }).lock('pool').synchronize { expect(ADMIN.left('pool'), 1) }
   raises(Dlock::BadArgument, '22023') { Dlock::Locks.new(7) }
@@ -1321,7 +1321,7 @@ names.each do |name|
   begin
     ROWS.fetch(name).call
     ADMIN.until('SELECT count(*) = 0 FROM dlock_locks')
-    # the next row looks for its own
+    # the next row looks for its own connections
     ADMIN.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name IN ('dlock', 'dlock heartbeat')")
     puts "ok #{name}"
   rescue Exception => e # rubocop:disable Lint/RescueException
@@ -1335,5 +1335,5 @@ names.each do |name|
   puts format('# %<name>s: %<seconds>.1f s', name: name, seconds: Dlock.now - began)
   $stdout.flush
 end
-# without waiting for threads that wait for what has failed
+# without waiting for threads that wait for a failed row
 exit!(failed ? 1 : 0)

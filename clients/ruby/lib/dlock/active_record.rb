@@ -4,9 +4,9 @@ require 'dlock'
 require 'active_support/concern'
 
 module Dlock
-  # with_advisory_lock and its companions, with the signature of the gem of this name, over locks of dlock
+  # with_advisory_lock and its companions, with the interface of the gem of this name, over locks of dlock
   #
-  # A name is the same lock in each. Locks nest: a thread that holds a name gets it again at once.
+  # Each method uses the same lock for a name. Locks nest: a thread that holds a name gets it again at once.
   module WithAdvisoryLock
     extend ActiveSupport::Concern
 
@@ -22,7 +22,7 @@ module Dlock
 
     OPTIONS = %i[timeout_seconds shared transaction disable_query_cache slots permits info].freeze
 
-    # The locks that this thread holds, the innermost one last
+    # The locks that this thread holds, innermost last
     def self.stack
       Thread.current[:dlock_stack] ||= []
     end
@@ -41,8 +41,8 @@ module Dlock
     end
 
     class_methods do
-      # What the block returns; false if the lock was not acquired in time. The options are a number of seconds, or a
-      # hash: timeout_seconds (nil waits without limit, 0 only tries), shared, transaction, disable_query_cache; and
+      # The result of the block; false if the lock was not acquired in time. The options are a number of seconds, or a
+      # hash: timeout_seconds (nil waits without limit, 0 only tries), shared, transaction, disable_query_cache, and
       # dlock's own slots, permits, info.
       def with_advisory_lock(lock_name, options = {}, &block)
         result = with_advisory_lock_result(lock_name, options, &block)
@@ -84,13 +84,13 @@ module Dlock
         WithAdvisoryLock.stack.map(&:name)
       end
 
-      # The number of that lock, greater than that of each earlier holder: for what the block writes elsewhere
+      # The number of that lock, greater than that of each earlier holder. The block can compare it in other systems.
       def current_advisory_fence
         WithAdvisoryLock.stack.last&.fence
       end
     end
 
-    # The same for an object
+    # The same for instances
     ClassMethods.instance_methods.each do |name|
       define_method(name) { |*arguments, &block| self.class.public_send(name, *arguments, &block) }
     end
@@ -112,7 +112,7 @@ module Dlock
         @shared
       end
 
-      # Returns the result of the block. LockLost if the lock was lost during it.
+      # Returns the result of the block. Raises LockLost if the lock was lost during the block.
       def run(&block)
         WithAdvisoryLock.stack.push(self)
         during { block.call }
@@ -120,7 +120,7 @@ module Dlock
         WithAdvisoryLock.stack.delete_if { |lock| lock.equal?(self) }
       end
 
-      # After an error of the block, its transaction takes no statement until the rollback. The lock outlives both.
+      # After an error of the block, its transaction refuses all statements until the rollback. The lock outlives both.
       def release
         fence = @fence
         super

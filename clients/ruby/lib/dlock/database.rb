@@ -1,7 +1,8 @@
 # frozen_string_literal: true
 
 module Dlock
-  # What executes SQL for the program: a PG::Connection, or a connection of ActiveRecord. Its statements have no bound.
+  # Executes SQL for the program, over a PG::Connection or a connection of ActiveRecord. Its statements have no time
+  # limit.
   class Database
     def self.for(source)
       return source if source.is_a?(Database)
@@ -15,7 +16,7 @@ module Dlock
       @connection = connection
     end
 
-    # The value of SELECT function(...). The server chooses options that are nil.
+    # The value of SELECT function(...). Options that are nil are left to the server.
     def call(function, *values, **options)
       ask(Wire.call(function, *values, **options))
     end
@@ -24,8 +25,8 @@ module Dlock
       Task.run(stops: false) { Wire.ask(@connection, statement, FOREVER).first }
     end
 
-    # The same for a request that may be broken off from outside. Then the server cancels the request, too, and a lock
-    # that came all the same is released.
+    # The same for a request that an exception may interrupt. Then the server cancels the request, too. If the lock was
+    # granted nevertheless, it is released.
     def request(function, *values, **options)
       statement = Wire.call(function, *values, **options)
       Task.run(method(:release)) do
@@ -38,12 +39,12 @@ module Dlock
 
     private
 
-    # After a request that was broken off
+    # After an interrupted request
     def clear(answer)
       Wire.idle?(raw) ? release(answer&.first) : raw.finish
     end
 
-    # A ticket, or an array of them
+    # One ticket or an array of tickets
     def release(answer)
       Wire.numbers(answer.to_s).each do |ticket|
         Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
@@ -57,7 +58,7 @@ module Dlock
     end
   end
 
-  # Over ActiveRecord. Nothing comes from its query cache.
+  # Over ActiveRecord, without its query cache
   class RecordDatabase < Database
     def ask(statement)
       Dlock.translated { execute(*statement) }
@@ -88,7 +89,7 @@ module Dlock
     end
   end
 
-  # An interval
+  # A number of seconds as an interval
   Seconds = Struct.new(:seconds) do
     def self.of(time)
       time && new([Float(time), 0].max)

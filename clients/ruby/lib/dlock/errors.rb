@@ -3,7 +3,7 @@
 require 'pg'
 
 module Dlock
-  # What the server has refused. The cause is the driver's error.
+  # An error from the server. Its cause is the driver's error.
   class Error < StandardError
     attr_reader :sqlstate, :detail, :hint
 
@@ -35,8 +35,8 @@ module Dlock
     '57P01' => ConnectionLost, '57P02' => ConnectionLost, '57P03' => ConnectionLost
   }.freeze
 
-  # The error of this package for a driver's, or for one that ActiveRecord has wrapped around that. Other errors come
-  # back as they are.
+  # Converts a driver's error, or an error of ActiveRecord that wraps one, to an error of this package. Returns other
+  # errors unchanged.
   def self.translate(error)
     driver = error
     driver = driver.cause while driver && !driver.is_a?(PG::Error) && !driver.is_a?(Error)
@@ -54,7 +54,7 @@ module Dlock
     )
   end
 
-  # For the program's own statements: raises the errors of this package
+  # For the program's own statements: raises errors of this package
   def self.translated
     yield
   rescue StandardError => e

@@ -1,20 +1,20 @@
 # frozen_string_literal: true
 
 module Dlock
-  # Protects everything in this file, for which nothing waits long: no input or output happens under it
+  # Protects everything in this file. No thread holds it for long, because no input or output happens under it.
   GUARD = Mutex.new
   MOVED = ConditionVariable.new
 
-  # For the program's threads, which an exception may break off anywhere else
+  # For the program's threads. An exception may interrupt these anywhere else.
   def self.guarded(&work)
     Thread.handle_interrupt(Object => :never) { GUARD.synchronize(&work) }
   end
 
-  # What the observer of Locks is told: waited for a lock that was acquired, or failed to acquire; held until the
-  # release, or until it was lost
+  # Passed to the observer of Locks. It reports a wait for a lock, successful or not, and a hold that ended by the
+  # release or by the loss.
   Observation = Struct.new(:what, :name, :seconds, :error)
 
-  # What is held, and may be lost: a lock, a lease
+  # A lock or a lease, which is held and may be lost
   class Kept
     def initialize(observer = nil)
       @observer = observer
@@ -27,25 +27,25 @@ module Dlock
       @state == 'held'
     end
 
-    # Looks at the clock, too. Once true, it stays true.
+    # Checks the clock, too. Once true, it stays true.
     def lost?
       look
       !@loss.nil?
     end
 
-    # Raises LockLost, or WrongState if it is not held. It sends nothing.
+    # Raises LockLost if it was lost, and WrongState if it is not held. It sends nothing.
     def check
       raise LockLost.new(@loss, '55L01') if lost?
       raise WrongState.new("#{self} is #{@state}", '55000') unless @state == 'held'
     end
 
-    # The time of Dlock.now until which the program may work without an answer from the server
+    # Until this time of Dlock.now, the program may work without an answer from the server
     def deadline
       @heart&.deadline || FOREVER
     end
 
-    # Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl; until the server has answered, the
-    # shorter one counts.
+    # Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl. Until the server answers, the shorter
+    # ttl counts.
     def renew(ttl = nil)
       check
       heart = @heart
@@ -65,19 +65,19 @@ module Dlock
       nil
     end
 
-    # For others to read
+    # The info that others can read
     def info=(info)
       confirm(Wire.call('dlock_set_info', lease_id, info))
     end
 
-    # Calls the block once with the lock or lease, in a thread of its own; at once, if it is lost already.
+    # Calls the block once with the lock or lease when it is lost, in a new thread; at once if it is already lost.
     def on_lost(&callback)
       look
       Dlock.guarded { @loss ? tell(callback) : @callbacks << callback }
       self
     end
 
-    # Caller holds GUARD.
+    # The caller holds GUARD.
     def set_lost(why)
       return if @loss
 
@@ -112,7 +112,7 @@ module Dlock
       end
     end
 
-    # Sends a call whose false says that it is lost.
+    # Sends a call that returns false if the lock or lease is lost.
     def confirm(statement)
       check
       lose('the server has ended it') unless send_held(statement).first
@@ -143,7 +143,7 @@ module Dlock
       end
     end
 
-    # Gives back what the heart keeps, as long as that is ours. LockLost if it was not.
+    # Releases what this object holds, if it still holds it. Raises LockLost if it was lost.
     def give_back(line, statement, last)
       heart = @heart
       gone = lost?
@@ -165,7 +165,7 @@ module Dlock
       raise LockLost.new(@loss, '55L01') if @loss
     end
 
-    # Yields, and releases by the block. A loss does not hide the exception that has ended the work.
+    # Yields, then releases by calling the block. A loss does not hide an exception that has ended the work.
     def leaving(leave)
       completed = false
       result = yield
@@ -199,7 +199,7 @@ module Dlock
     end
   end
 
-  # The heart of a lease. One thread watches the deadlines of all, and waits for nothing else.
+  # The client's state of a lease. One thread watches the deadlines of all leases, and waits for nothing else.
   class Heart
     MARGIN = 0.01
 
@@ -211,7 +211,7 @@ module Dlock
     class << self
       attr_reader :all
 
-      # Caller holds GUARD.
+      # The caller holds GUARD.
       def watch
         @watcher = Task.thread { GUARD.synchronize { look_at_all } } unless @watcher&.alive?
         MOVED.broadcast
@@ -250,12 +250,12 @@ module Dlock
       end
     end
 
-    # How long a ttl keeps the lease, for the client
+    # How long the client relies on a lease of this ttl
     def life_of(ttl)
       ttl * (1 - MARGIN)
     end
 
-    # Another ttl is requested: until the server has answered, the shorter one counts. Returns what counted before.
+    # Requests another ttl. Until the server answers, the shorter ttl counts. Returns the values before.
     def change(ttl, interval)
       Dlock.guarded do
         before = [@life, @interval]
@@ -278,12 +278,12 @@ module Dlock
       end
     end
 
-    # Why it is over. It looks at the clock, because a stopped process may ask before its watcher does.
+    # The reason if it is over. Checks the clock, because after a pause a thread may ask before the watcher runs.
     def over
       @over ||= ('its deadline has passed' if Dlock.now >= @deadline)
     end
 
-    # Caller holds GUARD, as for all that follows.
+    # The caller holds GUARD, here and in all methods below.
     def look
       finish(over) if over
     end
@@ -301,13 +301,13 @@ module Dlock
       @members[kept] = [name, fence]
     end
 
-    # Tells it nothing more. The last one ends the lease, and with it all locks that are still on it.
+    # Removes a lock from the lease, or the lease itself. With `last`, the lease ends, and so do all locks still on it.
     def leave(kept, last)
       @members.delete(kept)
       finish('its lease is closed') if last
     end
 
-    # Has the heartbeat undo a request that may have been left behind. Requests for several locks have no owner.
+    # Lets the heartbeat undo a request that the server may have executed. Requests for several locks have no owner.
     def owe(name, owner)
       @owed[[name, owner]] = true
       MOVED.broadcast
@@ -330,8 +330,8 @@ module Dlock
             ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)' \
             ' WHERE NOT dlock_check(name, fence))::text'
 
-    # Releases what a request of this owner may have left. False if the request's session has not yet heard that the
-    # request is over, and still waits.
+    # Releases the tickets that a request of this owner may have left. False if the request's session still waits
+    # because it has not yet noticed the cancel.
     TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
                 " WHERE owner = $2 AND scope = 'lease' AND role = current_user"
     # The same for a request for several locks
@@ -372,7 +372,7 @@ module Dlock
       @line.close
     end
 
-    # The leases that are due now, or soon. Nil when all are over.
+    # The leases that are due now or soon. Nil when all leases are over.
     def rest(pause)
       GUARD.synchronize do
         earliest = Dlock.now + [pause, shortest / 2].min
@@ -393,7 +393,7 @@ module Dlock
       @hearts.each_key.map(&:interval).min || 0
     end
 
-    # Drops a connection that has not answered for the shortest interval, which may get shorter meanwhile.
+    # Drops a connection that has not answered for the shortest interval. That interval may become shorter meanwhile.
     def ask(sql, *values)
       patience = GUARD.synchronize { shortest }.clamp(4, 20)
       @line.open(Dlock.now + patience, patience) unless @line.connection
@@ -401,7 +401,7 @@ module Dlock
       @line.ask_once([sql, values], -> { sent + GUARD.synchronize { shortest } })
     end
 
-    # Renews, and undoes owed requests. False if a request is still owed.
+    # Renews leases, and undoes the requests left behind. False if a request is not yet undone.
     def serve(due)
       renew(due)
       due.map do |heart|

@@ -4,20 +4,20 @@ require 'io/wait'
 require 'pg'
 
 module Dlock
-  # Statements over connections of pg, each with a bound
+  # Statements over connections of pg, each with a time limit
   module Wire
     STRINGS = PG::TypeMapAllStrings.new
 
     module_function
 
-    # Is nothing under way?
+    # Is no statement in progress?
     def idle?(connection)
       !connection.finished? && connection.status == PG::CONNECTION_OK &&
         connection.transaction_status != PG::PQTRANS_ACTIVE
     end
 
-    # The first row. After ConnectionLost the connection is of no more use. If the task is stopped, the server cancels
-    # the statement, too.
+    # The first row. After ConnectionLost, the connection must not be used again. If the task is stopped, the server
+    # cancels the statement, too.
     def ask(connection, statement, till)
       Stop.allow {} # before anything is sent
       sql, values = statement
@@ -32,7 +32,7 @@ module Dlock
       end
     end
 
-    # The value of SELECT function(...). The server chooses options that are nil.
+    # The value of SELECT function(...). Options that are nil are left to the server.
     def call(function, *values, **options)
       options = options.compact
       places = values.each_index.map { |n| "$#{n + 1}" }
@@ -89,12 +89,12 @@ module Dlock
 
       Stop.allow { connection.socket_io.wait(events, left) }
     rescue IOError => e
-      # Another thread has closed this connection, or one whose socket libpq had closed earlier, so that this one got
-      # the same file descriptor: Ruby interrupts all waits for the number.
+      # Another thread has closed this connection. Or libpq closed another connection's socket before, and this one got
+      # the same file descriptor: Ruby interrupts all waits for that number.
       raise ConnectionLost, e.message if connection.finished?
     end
 
-    # Has a statement cancelled that was broken off, and returns its row if it succeeded nevertheless.
+    # Cancels an interrupted statement. Returns its row if the statement succeeded nevertheless.
     def obey(connection)
       till = Dlock.now + OBEY
       cancel = Task.thread { connection.cancel }
@@ -106,10 +106,10 @@ module Dlock
     end
   end
 
-  # Where connections come from: a DSN; a function that returns a DSN, or a connection of pg, which the client closes;
-  # or a pool that lends connections to a block, of ActiveRecord, or of the gem connection_pool
+  # The source of connections: a DSN; a function that returns a DSN, or a connection of pg, which the client closes; or
+  # a pool that lends connections to a block, from ActiveRecord or the gem connection_pool
   class Source
-    # For programs that are not told of the end of a connection
+    # For programs that do not notice the end of a connection
     DEFAULTS = { keepalives_idle: 30, keepalives_interval: 10, keepalives_count: 3, tcp_user_timeout: 60_000 }.freeze
 
     attr_reader :key
@@ -126,7 +126,8 @@ module Dlock
       @given.respond_to?(:with_connection) || @given.respond_to?(:with)
     end
 
-    # Yields a connection, and takes it back when the block ends. If the block returns false, its state is not known.
+    # Yields a connection, and takes it back when the block ends. If the block returns false, the connection's state is
+    # unknown.
     def lend(name, patience)
       return from_pool { |raw, discard| yield(raw) || discard.call } if pooled?
 
@@ -140,7 +141,7 @@ module Dlock
       end
     end
 
-    # To the first host that is the primary. Each host has a time of its own to answer.
+    # Connects to the first host that is the primary. Each host gets its own time to answer.
     def self.connect(dsn, name, patience)
       hosts = hosts_of(dsn, name, patience)
       hosts.each_with_index do |host, n|
@@ -172,7 +173,7 @@ module Dlock
       end
     end
 
-    # The pool gets it back even if the server does not answer: then it is not connected.
+    # The pool gets the connection back even if the server does not answer. Then the connection is closed.
     def reset(raw)
       connecting = Task.thread { raw.reset }
       connecting.join(GRACE)
@@ -181,14 +182,14 @@ module Dlock
     end
   end
 
-  # A connection for as long as it is needed. Its thread stays in the block of the pool.
+  # A connection that stays borrowed. Its thread remains in the pool's block until the connection is returned.
   class Loan
     attr_reader :connection
 
     @open = {}.compare_by_identity
 
     class << self
-      # The connections of the parent process are not the child's to close.
+      # A child process must not close its parent's connections.
       def forked
         @open.each_key do |connection|
           connection.socket_io.reopen(IO::NULL)
@@ -236,13 +237,13 @@ module Dlock
     end
   end
 
-  # A connection that is made when it is needed, and made again
+  # A connection that is opened when needed, and opened again
   class Line
     CHECKED = ["SELECT set_config('client_connection_check_interval', '500ms', false)" \
                " WHERE current_setting('client_connection_check_interval') = '0'", []].freeze
 
     attr_reader :source, :connection, :sent, :doubt
-    # Should the server look whether a waiting client is alive?
+    # Should the server check whether a waiting client is alive?
     attr_writer :checks
 
     def initialize(source, patience, name = 'dlock')
@@ -252,8 +253,9 @@ module Dlock
       @using = Mutex.new
     end
 
-    # Asks over a new connection if one breaks, or does not answer within the limit: until then, or while there is
-    # patience with a server that is away. Without a limit, the server counts as there until the connection breaks.
+    # If the connection breaks or does not answer in time, asks again over a new connection: until the limit, or for as
+    # long as the program is patient with a server that is down. Without a limit, the server counts as available until
+    # the connection breaks.
     def ask(statement = nil, till: FOREVER, limit: GRACE, &block)
       finish = [till, Dlock.now + @patience].min
       @doubt = false
@@ -280,7 +282,7 @@ module Dlock
       end
     end
 
-    # Once, over the connection that there is. The time may be a function.
+    # Sends once, over the existing connection. The time may be a function.
     def ask_once(statement, till)
       raise ConnectionLost, 'the connection is gone' unless @connection
 
@@ -288,7 +290,7 @@ module Dlock
       @using.synchronize { Wire.ask(@connection, statement, till) }
     end
 
-    # Has the server closed it? For a connection that is not in use.
+    # Has the server closed the connection? For a connection that is not in use.
     def broken?
       return false unless @using.try_lock
 
@@ -318,14 +320,14 @@ module Dlock
       end
     end
 
-    # Gives the connection back, or closes it.
+    # Returns the connection to its pool, or closes it.
     def close(good: true)
       loan = @loan
       @loan = @connection = nil
       loan&.end(good)
     end
 
-    # Closes a connection that may hold anything, so that no pool keeps it.
+    # Closes a connection in an unknown state, so that no pool keeps it.
     def drop
       close(good: false)
     end
@@ -342,7 +344,7 @@ module Dlock
     end
   end
 
-  # A child process does not have what its parent has.
+  # A child process must not use its parent's state.
   module Forks
     def _fork
       pid = super

@@ -3,8 +3,8 @@
 require 'securerandom'
 
 module Dlock
-  # A lock, for one thread at a time. Of a connection of the program's: in session or in transaction scope. Of Locks: in
-  # session scope, on a connection of its own, or with a ttl in lease scope. Of a Lease: in lease scope.
+  # A lock, for one thread at a time. On a connection of the program: in session or transaction scope. From Locks: in
+  # session scope on its own connection, or with a ttl in lease scope. From a Lease: in lease scope.
   class Lock < Kept
     attr_reader :name, :fence
 
@@ -25,13 +25,13 @@ module Dlock
       raise BadArgument.new('no owner without a lease', '22023') if owner && !lease?
     end
 
-    # Waits for its turn. LockTimeout when the timeout has passed.
+    # Waits until the lock is granted. Raises LockTimeout when the timeout has passed.
     def acquire
       take(Object.new)
       self
     end
 
-    # Nil, not an error, when the timeout has passed. A transaction continues after that.
+    # Returns nil instead of raising an error when the timeout has passed. A transaction can then continue.
     def try_acquire
       acquire
     rescue LockTimeout
@@ -53,7 +53,7 @@ module Dlock
       nil
     end
 
-    # Acquires the lock, yields it, and releases it. A loss does not hide the exception that has ended the block.
+    # Acquires the lock, yields it, and releases it. A loss does not hide an exception that has ended the block.
     def synchronize
       mine = Object.new
       leaving(-> { release if @mine.equal?(mine) && held? }) do
@@ -62,18 +62,18 @@ module Dlock
       end
     end
 
-    # The transaction of a connection commits only while the lock holds.
+    # The connection's transaction can commit only while the lock is held.
     def guard(connection = @database)
       Database.for(connection).call('dlock_guard', @name, @fence)
       nil
     end
 
-    # From exclusive to shared
+    # Makes an exclusive hold a shared one
     def downgrade
       confirm(Wire.call('dlock_downgrade', @fence))
     end
 
-    # Asks the server. The answer may be outdated; to be sure, guard.
+    # Asks the server. The answer may be outdated; a guard is not.
     def held_on_server?
       held? && send_held(Wire.call('dlock_is_held', @name, lease: (@lease ? @lease.id : @fence if lease?))).first
     end
@@ -82,7 +82,7 @@ module Dlock
       "lock #{@name.inspect}"
     end
 
-    # For this package: one of several that were acquired together
+    # For this package: one of several locks that were acquired together
     def hold(fence, heart = nil)
       turn('not held', 'asked for')
       begin_wait
@@ -109,7 +109,7 @@ module Dlock
       end
     end
 
-    # The end of a session is known without asking.
+    # If the session has ended, the client knows that without asking.
     def look
       super
       return unless @state == 'held' && @line && !lease? && @line.broken?
@@ -181,7 +181,7 @@ module Dlock
       @line.checks = false
     end
 
-    # With the time that is left, if it is asked again
+    # A repeated request gets the remaining time
     def statement(function, till, values)
       timeout = Seconds.of(till - Dlock.now) if till < FOREVER
       Wire.call(function, @name, *values, timeout: timeout, owner: (@asked if lease?), **@options)
@@ -191,7 +191,7 @@ module Dlock
       @fence = @line.ask(till: @until + GRACE, limit: FOREVER) { statement(function, @until, values) }.first
     end
 
-    # Over the lease's connection, if there is no need to wait
+    # Over the lease's connection, if the call need not wait
     def request_of_lease
       @lease.may_ask(@name, @asked)
       begin
@@ -209,7 +209,7 @@ module Dlock
       @lease.check
     end
 
-    # The wait may have been long: after a renewal the deadline is known. A repeated request keeps its earlier ttl.
+    # The wait may have been long, so only a renewal makes the deadline known. A repeated request keeps the earlier ttl.
     def request_with_ttl
       ask('dlock_ttl_acquire', Seconds.of(@ttl))
       renewal = if @owner
@@ -225,8 +225,8 @@ module Dlock
       @heart = Heart.new(@line.source, self, @fence, @line.sent, ttl, @interval * ttl / @ttl)
     end
 
-    # Undoes an interrupted request, because the server may have executed it. If a lease continues, its heartbeat undoes
-    # the request as soon as the server answers.
+    # Undoes an interrupted request, because the server may have executed it. If the lease continues, its heartbeat
+    # undoes the request as soon as the server answers.
     def withdraw(error)
       Stop.over
       refused = error.is_a?(Error) && !error.is_a?(QuorumLate) && !error.is_a?(Cancelled) &&
@@ -259,7 +259,7 @@ module Dlock
       return let_session_go(release) unless lease?
       return give_back(@line, release, true) unless @lease
 
-      # over the lease's connection; if that fails and the lease continues, it repeats this later
+      # over the lease's connection; if that fails and the lease continues, the heartbeat repeats it
       begin
         @lease.use { |line| give_back(line, release, false) }
       rescue LockLost
@@ -303,7 +303,7 @@ module Dlock
     end
   end
 
-  # Acquires all of several locks or none on a connection of the program's, in an order that prevents deadlocks. Release
+  # Acquires all of several locks or none, on a connection of the program, in an order that prevents deadlocks. Release
   # each of them, unless they end with the transaction.
   def self.acquire_all(connection, names, transaction: false, timeout: nil, shared: nil, info: nil)
     names = names.uniq
@@ -316,7 +316,7 @@ module Dlock
     locks.zip(Wire.numbers(fences)).map { |lock, fence| lock.hold(fence) }
   end
 
-  # For a pool when a connection comes back: rolls back, and releases what was forgotten
+  # For a pool that gets a connection back: rolls back, and releases forgotten locks
   def self.reset(connection)
     translated do
       connection.exec('ROLLBACK') unless connection.transaction_status == PG::PQTRANS_IDLE

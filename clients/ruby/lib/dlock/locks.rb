@@ -3,14 +3,14 @@
 require 'digest'
 
 module Dlock
-  # The service: one server, or several, over which names are spread
+  # The lock service: one server, or several servers over which names are spread
   class Locks
     attr_reader :observer
 
-    # Each source is a DSN, which may name several hosts; a function that returns a DSN, or a connection for the client
-    # to close; or a pool that lends connections to a block. Several servers need a key each that stays the same when
-    # the server moves; by default it is the DSN. A server that is away is waited for as long as there is patience. The
-    # observer is called with each Observation.
+    # Each source is a DSN, which may name several hosts; a function that returns a DSN, or a connection, which the
+    # client closes; or a pool that lends connections to a block. With several servers, each needs a key that stays the
+    # same when the server moves. By default, the key is the DSN. If a server is down, calls wait for it for the time
+    # given by patience. The observer is called with each Observation.
     def initialize(*sources, keys: nil, patience: 30, observer: nil)
       @patience = patience
       @observer = observer
@@ -28,7 +28,7 @@ module Dlock
       Lock.new(self, name, **options)
     end
 
-    # One heartbeat for any number of locks, all of them on the server that has the name `near`
+    # One heartbeat for any number of locks, all on the server that has the name `near`
     def lease(ttl, **options)
       Lease.new(self, ttl, **options)
     end
@@ -95,7 +95,7 @@ module Dlock
       turn('not held', 'asked for')
       begin_wait
       @together.clear
-      # a lease whose answer is lost has no locks, and expires
+      # if the answer is lost, the lease has no locks, and expires
       Task.run(->(_) { shut }) do
         @id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
         @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
@@ -108,7 +108,7 @@ module Dlock
       self
     end
 
-    # Ends all locks of the lease. If the lease is closed already, it does nothing.
+    # Ends all locks of the lease. If the lease is already closed, does nothing.
     def close
       look
       return if @state == 'not held'
@@ -140,7 +140,7 @@ module Dlock
       names = names.uniq
       all = names.map { |name| lock(name) }
       till = timeout ? Dlock.now + timeout : FOREVER
-      # as soon as the server answers, the heartbeat undoes what may have been left behind
+      # as soon as the server answers, the heartbeat undoes locks that may have been acquired
       Task.run(->(_) { give_up(names, true) }) do
         claim(names)
         take_all(all, names, timeout, till, shared: shared, info: info)
@@ -156,13 +156,13 @@ module Dlock
       "lease #{@id}"
     end
 
-    # What follows is for this package.
+    # The methods below are for this package.
 
     def new_line
       @locks.line(@near)
     end
 
-    # Yields the lease's connection to one thread at a time; or another one, if that one is not free soon.
+    # Yields the lease's connection to one thread at a time. If it is not free soon, yields another connection.
     def use
       mine = @free.take(Dlock.now + GRACE)
       line = mine ? @line : new_line
@@ -254,8 +254,8 @@ module Dlock
       @lock = lock
     end
 
-    # Yields the lock while this process leads, and returns what the block returns. The block must look at the lock, and
-    # end when it is lost; then this campaigns again, without limit while a server is away.
+    # Yields the lock while this process leads, and returns the result of the block. The block must check the lock, and
+    # end when it is lost. Then the process campaigns again, without limit if a server is down.
     def run
       pause = Dlock.pauses(PAUSE)
       while true # loop would end at a StopIteration of the work

@@ -1,33 +1,33 @@
 # frozen_string_literal: true
 
 module Dlock
-  # Goes on while the machine sleeps, if there is such a clock
+  # Runs on while the machine sleeps, if the system has such a clock
   CLOCK = Process.const_defined?(:CLOCK_BOOTTIME) ? Process::CLOCK_BOOTTIME : Process::CLOCK_MONOTONIC
   FOREVER = Float::INFINITY
 
-  # The client allows an answer so many seconds more than the statement may take. Then it drops the connection.
+  # The client waits this many seconds longer than the statement may take. Then it drops the connection.
   GRACE = 5
-  # The server has so many seconds to obey a cancel, and the client so many more to take a request back.
+  # The server has this many seconds to obey a cancel, and the client has as many again to undo a request.
   OBEY = 1
   UNDO = 2
-  # Timers may stand still while the machine sleeps, so that all waits look at the clock each second.
+  # Timers may stop while the machine sleeps, so all waits check the clock every second.
   GLANCE = 1
 
   def self.now
     Process.clock_gettime(CLOCK)
   end
 
-  # Pauses before retries: they grow, and are varied at random by up to a half.
+  # Pauses before retries. They grow, and vary at random by up to a half.
   def self.pauses(most = 2)
     pause = 0.05
     -> { (pause = [2 * pause, most].min) * (0.5 + rand) }
   end
 
-  # Interrupts a task where it waits, and nowhere else. The answer is that of the statement that it has interrupted.
+  # Interrupts a task in a wait, and nowhere else. The answer is that of the interrupted statement.
   class Stop < Exception # rubocop:disable Lint/InheritException
     attr_accessor :answer
 
-    # Yields to a wait that a stop may end, once.
+    # Yields to a wait that a stop may end once.
     def self.allow(&wait)
       return yield if Thread.current[:dlock_stopped]
 
@@ -37,7 +37,7 @@ module Dlock
       raise
     end
 
-    # From now on, this thread undoes what it has done.
+    # From now on, this thread undoes its work.
     def self.over
       Thread.current[:dlock_stopped] = true
     end
@@ -62,7 +62,7 @@ module Dlock
       end
     end
 
-    # Nil if there is none until then. The time may be a function, whose value may change.
+    # Nil if there is no value by that time. The time may be a function, whose value may change.
     def see(till = FOREVER, keep: true)
       @mutex.synchronize do
         while @value.nil? && (left = Dlock.left(till)).positive?
@@ -79,13 +79,13 @@ module Dlock
     end
   end
 
-  # How long to wait before the next look at the clock
+  # The time until the next check of the clock
   def self.left(till)
     till.respond_to?(:call) ? [till.call - now, 0.1].min : [till - now, GLANCE].min
   end
 
-  # Work in a thread of its own. An exception that breaks off the caller's wait, of Timeout, of Thread#raise or of a
-  # signal, stops the work at once but lets it undo what it has done. The undoing takes a function the result.
+  # Work in its own thread. If an exception of Timeout, Thread#raise or a signal interrupts the caller's wait, the work
+  # stops at once, but can undo what it has done. The function that undoes it gets the result.
   class Task
     def self.run(undo = nil, stops: true, &work)
       task = new(undo, stops, work)
@@ -101,7 +101,7 @@ module Dlock
       end
     end
 
-    # A thread that serves the whole process. What masks exceptions here must not keep it from ending with the process.
+    # A thread for the whole process. It must end with the process, even if exceptions are masked here.
     def self.thread
       Thread.new do
         Thread.current.report_on_exception = false
@@ -180,7 +180,7 @@ module Dlock
       [nil, e]
     end
 
-    # The exception came after the work, and before the caller had the result.
+    # The exception arrived after the work, but before the caller had the result.
     def undo_late
       value, error = @outcome.see
       return if error || @undo.nil? || @undone
@@ -191,7 +191,7 @@ module Dlock
       @outcome = undo.outcome
     end
 
-    # Exceptions of signal handlers come in spite of the mask.
+    # Exceptions of signal handlers arrive in spite of the mask.
     def wait_for_end(till)
       late = nil
       until @outcome.see(0) || Dlock.now >= till

@@ -3,14 +3,14 @@
 require 'json'
 
 module Dlock
-  # Of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost. Of a watched lock:
-  # held, free. The details have what the server has said.
+  # For a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost. For a watched
+  # lock: held, free. The details are the server's.
   Event = Struct.new(:event, :lock, :ticket, :details)
 
-  # Places in many queues, over one connection. Without a lease they end with the connection. All are on one server. One
-  # thread may wait in next while others enqueue and release.
+  # Places in many queues, over one connection to one server. Without a lease, they end with the connection. One thread
+  # may wait in next while others enqueue and release.
   class Tickets
-    # A notification that does not come, for whatever reason, is made up for after so many seconds.
+    # If a notification is missed for any reason, a query makes up for it after this many seconds.
     ROUND = 60
 
     Place = Struct.new(:name, :statement, :granted)
@@ -29,8 +29,8 @@ module Dlock
       @ears, @mouth = IO.pipe # ends the wait of next
     end
 
-    # The ticket, which is the fence once it is granted. The options are shared, slots, permits, info and, with a lease,
-    # owner.
+    # Returns the ticket, which is the fence once it is granted. The options are shared, slots, permits, info and, with
+    # a lease, owner.
     def enqueue(name, owner: nil, **options)
       statement = if @lease
                     Wire.call('dlock_lease_enqueue', name, @lease.id, owner: owner || SecureRandom.uuid, **options)
@@ -69,7 +69,7 @@ module Dlock
       end
     end
 
-    # The next event; nil if none has come within so many seconds
+    # The next event; nil if none arrives within this many seconds
     def next(timeout = nil)
       till = timeout ? Dlock.now + timeout : FOREVER
       @next.synchronize do
@@ -83,7 +83,7 @@ module Dlock
       end
     end
 
-    # Ends the session's tickets. A lease keeps its own.
+    # Ends the session's tickets. A lease's tickets stay.
     def close
       use(stops: false) do
         @closed = true
@@ -93,7 +93,7 @@ module Dlock
 
     private
 
-    # Has the connection to itself.
+    # Gives one thread the connection.
     def use(name = nil, undo = nil, stops: true, wakes: true)
       raise BadArgument.new("#{name.inspect} is on another server", '22023') unless
         name.nil? || @locks.source(name).equal?(@locks.source(@near))
@@ -112,7 +112,7 @@ module Dlock
       end
     end
 
-    # Of an enqueue that was broken off
+    # Undoes an interrupted enqueue
     def forget_request(ticket)
       return unless ticket.is_a?(Integer) && @line.connection
 
@@ -130,7 +130,7 @@ module Dlock
       nil # another thread has closed it
     end
 
-    # Takes all events that have come.
+    # Takes all events that have arrived.
     def listen
       use(wakes: false) do
         session
@@ -160,7 +160,7 @@ module Dlock
       end
     end
 
-    # Connects again if the connection broke. Tickets of a lease stay.
+    # Connects again if the connection broke. A lease's tickets stay.
     def session
       raise WrongState.new('the tickets are closed', '55000') if @closed
       return if @line.connection
@@ -192,7 +192,7 @@ module Dlock
       raise
     end
 
-    # Again over another connection, if that is the way to it
+    # Repeats the request over another connection, if the first one breaks
     def ask(statement)
       session
       say(statement)
@@ -201,7 +201,7 @@ module Dlock
       say(statement)
     end
 
-    # A notification is a hint. Each grant is told once.
+    # A notification is only a hint. Each grant is reported once.
     def confirm(ticket)
       place = @places[ticket]
       return if place.nil? || place.granted || !say(Wire.call('dlock_wait', ticket, '0')).first
