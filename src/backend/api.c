@@ -288,8 +288,9 @@ dlock_is_held(PG_FUNCTION_ARGS)
 
 	if (!PG_ARGISNULL(1))
 	{
-		(void) dlock_begin_named_call(fcinfo, &key);
-		PG_RETURN_BOOL(dlock_queue_is_held_by(&key, PG_GETARG_INT64(1)));
+		space = dlock_begin_named_call(fcinfo, &key);
+		PG_RETURN_BOOL(dlock_queue_is_held_by(space, &key,
+											  PG_GETARG_INT64(1)));
 	}
 	space = dlock_begin_call();
 	dlock_get_key(fcinfo, space, &key);

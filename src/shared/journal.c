@@ -56,6 +56,20 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
+/* Where removals of a lock's holders are noted; some locks share it */
+static pg_atomic_uint64 *
+removal(DlockSpace *space, const DlockKey *key)
+{
+	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
+}
+
+/* As dlock_journal_removal(), if anything was removed in the space */
+XLogRecPtr
+dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
+{
+	return pg_atomic_read_u64(removal(space, key));
+}
+
 void
 dlock_journal_flush(XLogRecPtr removed)
 {
@@ -89,7 +103,7 @@ void
 dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 						   XLogRecPtr lsn)
 {
-	pg_atomic_uint64 *noted = dlock_journal_removed(space, key);
+	pg_atomic_uint64 *noted = removal(space, key);
 	uint64		before = pg_atomic_read_u64(noted);
 
 	/* set before any grant that this removal allows */

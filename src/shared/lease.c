@@ -287,11 +287,13 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	bool		was_listed;
 	bool		was_retimed;
 
-	dlock_lease_begin_change(space);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	lease->record.finished = true;
+	LWLockRelease(&space->lease_lock);
 	/* for a single lease, the table has its ticket instead */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
+	dlock_lease_begin_change(space);
 	was_listed = lease->in_leases;
 	lease->in_leases = false;
 	if (was_listed)

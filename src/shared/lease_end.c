@@ -64,13 +64,15 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	bool		was_listed;
 
 	dlock_queue_finish(ticket);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	record->finished = true;
+	LWLockRelease(&space->lease_lock);
+	dlock_id_delete(record);
 	dlock_announcement_orphan(&ticket->ticket);
 	if (lease->single)
 		(void) dlock_lease_unlist(space, lease);
 
 	dlock_lease_begin_change(space);
-	record->finished = true;
-	dlock_id_delete(record);
 	was_listed = record->listed;
 	dlock_journal_unmark(space, record);
 	dlock_lease_end_change(space, lease);

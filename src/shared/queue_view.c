@@ -188,18 +188,56 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
+/*
+ * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
+ * tickets or the holders, whichever are fewer.
+ */
+static DlockTicket *
+find_holder_of(DlockSpace *space, const DlockLock *lock,
+			   const DlockLease *lease)
+{
+	DlockTicket *holder = NULL;
+	DlockLeaseTicket *own;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (lease->tickets.length < lock->holders.length)
+	{
+		own = dlock_ticket_in_lease(lease->tickets.head);
+		while (own && !(dlock_state_of(&own->ticket) == DLOCK_GRANTED &&
+						dlock_key_equal(&own->key, &lock->key)))
+			own = dlock_ticket_in_lease(own->in_lease.next);
+		holder = own ? &own->ticket : NULL;
+	}
+	else
+	{
+		holder = ticket_at(lock->holders.head);
+		while (holder && !(dlock_state_of(holder) == DLOCK_GRANTED &&
+						   is_lease_ticket(holder) &&
+						   dlock_lease_of(lease_ticket(holder)) == lease))
+			holder = ticket_at(holder->link.next);
+	}
+	LWLockRelease(&space->lease_lock);
+	return holder;
+}
+
 /* Does the lease with this number hold the lock? */
 bool
-dlock_queue_is_held_by(const DlockKey *key, int64 number)
+dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 {
-	DlockLock  *lock = dlock_lock_find(key);
-	DlockTicket *ticket = lock ? ticket_at(lock->holders.head) : NULL;
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *of_lease;
+	DlockTicket *ticket = NULL;
+	DlockLock  *lock;
+	bool		holds;
 
-	while (ticket && !(is_lease_ticket(ticket) &&
-					   dlock_lease_of(lease_ticket(ticket))->number == number &&
-					   is_holding(ticket)))
-		ticket = ticket_at(ticket->link.next);
-	return let_go_of_found(lock, key, ticket);
+	dlock_id_find(space, number, &lease, &of_lease);
+	lock = lease ? dlock_lock_find(key) : NULL;
+	if (lock && dlock_lease_is_open(lease))
+		ticket = find_holder_of(space, lock, lease);
+	holds = let_go_of_found(lock, key, ticket);
+	dlock_record_end_uses(before);
+	return holds;
 }
 
 /* Does a ticket hold, wait, or keep the lock closed?  Sets *holds, too. */

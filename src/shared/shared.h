@@ -395,7 +395,8 @@ typedef struct DlockHolder
 
 extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 									   DlockHolder *holder);
-extern bool dlock_queue_is_held_by(const DlockKey *key, int64 number);
+extern bool dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key,
+								   int64 number);
 extern int	dlock_queue_members(const DlockKey *key, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
@@ -608,13 +609,8 @@ extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern XLogRecPtr dlock_journal_position(DlockSpace *space,
 										 DlockRecord *record);
-
-/* Where removals of a lock's holders are noted; some locks share it */
-static inline pg_atomic_uint64 *
-dlock_journal_removed(DlockSpace *space, const DlockKey *key)
-{
-	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
-}
+extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
+											 const DlockKey *key);
 
 /*
  * The end in the WAL of the removal of the row of a lock's last holder; or 0.
@@ -626,7 +622,7 @@ dlock_journal_removal(DlockSpace *space, const DlockKey *key)
 	pg_read_barrier();
 	if (likely(pg_atomic_read_u32(&space->has_removed) == 0))
 		return InvalidXLogRecPtr;
-	return pg_atomic_read_u64(dlock_journal_removed(space, key));
+	return dlock_journal_find_removal(space, key);
 }
 
 extern void dlock_journal_flush_removal(DlockSpace *space,

@@ -311,7 +311,7 @@ SKIP:
 	make_leased('gone');
 	$admin->query('DROP DATABASE gone');
 	$by = first_in('by_error');
-	my $raised = raise_in($by, 'dlock_queue_purge', 'dlock_lease_first_ticket');
+	my $raised = raise_in($by, 'dlock_queue_purge', 'dlock_id_delete');
 	$by->start($first);
 	$raised->();
 	like($by->answer, qr/ERROR/, 'an error breaks it off');
@@ -345,7 +345,7 @@ SKIP:
 	# ... and an error
 	$dropper = session($node, 'same');
 	$dropper->query('SELECT dlock_version()');
-	$raised = raise_in($dropper, 'dlock_queue_purge', 'dlock_lease_first_ticket');
+	$raised = raise_in($dropper, 'dlock_queue_purge', 'dlock_id_delete');
 	$dropper->start($anew);
 	$raised->();
 	like($dropper->answer, qr/ERROR/, 'an error breaks that off');
