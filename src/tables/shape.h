@@ -19,9 +19,9 @@ typedef struct DlockColumn
 {
 	const char *name;
 	Oid			type;
+	bool		nullable;
 	int64		min;			/* of numbers, times and texts' lengths */
 	int64		max;
-	bool		nullable;
 } DlockColumn;
 
 /* A table's shape; the last columns are the row's system and database */
