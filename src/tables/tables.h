@@ -107,7 +107,7 @@ extern char *dlock_describe_holders(const LOCKTAG *tag, LOCKMODE mode);
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);
 extern int	dlock_rows_write(const DlockImage *images, int count);
-extern void dlock_rows_remove_dead(DlockSpace *space);
+extern void dlock_rows_remove_dead(void);
 extern void dlock_rows_commit(void);
 extern Oid	dlock_rows_awaited(void);
 extern bool dlock_rows_tell_of_lock(const char *database);

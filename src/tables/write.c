@@ -21,6 +21,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -441,37 +442,72 @@ dlock_rows_write(const DlockImage *images, int count)
 	return dead;
 }
 
-static void
-remove_dead(DlockSpace *space, DlockTable which)
+/* A lease with a row of this system and database */
+typedef struct LeaseSeen
 {
-	SysScanDesc scan = systable_beginscan(relations[which], InvalidOid, false,
+	int64		number;			/* hash key, must be first */
+	bool		delayed;
+} LeaseSeen;
+
+/* Is the row's lease or ticket alive?  Notes leases for their tickets. */
+static bool
+is_alive(DlockTable which, const DlockStored *row, HTAB *leases)
+{
+	LeaseSeen  *lease;
+
+	if (which == DLOCK_TABLE_LEASES)
+	{
+		lease = hash_search(leases, &row->values[DLOCK_LEASE_LEASE],
+							HASH_ENTER, NULL);
+		lease->delayed = DatumGetBool(row->values[DLOCK_LEASE_DELAYED]);
+		return true;
+	}
+	if (!row->nulls[DLOCK_QUEUE_TTL])
+		return true;
+	lease = hash_search(leases, &row->values[DLOCK_QUEUE_LEASE],
+						HASH_FIND, NULL);
+	return lease && (DatumGetBool(row->values[DLOCK_QUEUE_GRANTED]) ||
+					 !lease->delayed);
+}
+
+static void
+remove_dead(DlockTable which, HTAB *leases)
+{
+	Relation	relation = relations[which];
+	SysScanDesc scan = systable_beginscan(relation, InvalidOid, false,
 										  GetActiveSnapshot(), 0, NULL);
 	HeapTuple	tuple;
 
 	while ((tuple = systable_getnext(scan)) != NULL)
 	{
-		int			before = dlock_record_begin_uses();
 		DlockStored row;
-		DlockLease *lease;
-		DlockLeaseTicket *ticket;
 
-		dlock_shape_take_row(relations[which], &dlock_shapes[which], tuple,
-							 &row);
-		dlock_id_find(space, DatumGetInt64(row.values[0]), &lease, &ticket);
-		if (row.is_foreign || (lease == NULL && ticket == NULL))
-			CatalogTupleDelete(relations[which], &tuple->t_self);
-		dlock_record_end_uses(before);
+		dlock_shape_take_row(relation, &dlock_shapes[which], tuple, &row);
+		if (row.is_foreign || !is_alive(which, &row, leases))
+			CatalogTupleDelete(relation, &tuple->t_self);
 	}
 	systable_endscan(scan);
 }
 
-/* Delete rows that were not loaded: of a copy, or of a lease that ended. */
+/*
+ * Delete rows of a copy, and of tickets that ended with their lease.  The rows
+ * themselves tell: a new record may have a row before its number is entered.
+ */
 void
-dlock_rows_remove_dead(DlockSpace *space)
+dlock_rows_remove_dead(void)
 {
+	HASHCTL		info = {
+		.keysize = sizeof(int64),
+		.entrysize = sizeof(LeaseSeen),
+		.hcxt = CurrentMemoryContext
+	};
+	HTAB	   *leases = hash_create("dlock leases seen", 256, &info,
+									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+
 	check_shapes();
-	remove_dead(space, DLOCK_TABLE_LEASES);
-	remove_dead(space, DLOCK_TABLE_QUEUE);
+	remove_dead(DLOCK_TABLE_LEASES, leases);
+	remove_dead(DLOCK_TABLE_QUEUE, leases);
+	hash_destroy(leases);
 }
 
 void

@@ -346,7 +346,7 @@ dlock_writer_clear(DlockSpace *space)
 		return true;
 	if (!dlock_rows_begin(space))
 		return false;
-	dlock_rows_remove_dead(space);
+	dlock_rows_remove_dead();
 	dlock_rows_commit();
 	pg_atomic_write_u32(&space->cleared, 1);
 	return true;

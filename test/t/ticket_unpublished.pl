@@ -15,7 +15,7 @@
 # What would break it: a number that the failed session removes, although its
 # lease has adopted the ticket, which then cannot be released; a lease that
 # begins again before its end is finished, and that ends then, or cannot be
-# found; a search of the holders, or of all locks while no session can use
+# found; a row that is removed because its lease cannot be found yet; a search of the holders, or of all locks while no session can use
 # them; a walk through all tickets of a lease in one step; one count of waiters
 # for all databases.
 #
@@ -211,6 +211,32 @@ $admin->query("SELECT dlock_release_ticket($ticket)");
 like($noted->(), qr/^\$\d+ = 1$/m, 'an earlier removal does not lower it');
 $admin->query("SELECT dlock_lease_close($lease)");
 
+#
+# The row of a lease is written before the lease can be found.  Just then, the
+# worker removes rows of a copy, which a user has locked until now.
+#
+my $foreign = 'system <> (SELECT system_identifier FROM pg_control_system())';
+
+$admin->query("SELECT dlock_lease_open('1h')");
+$admin->query('INSERT INTO dlock_queue_lease SELECT lease + n, ttl, delay, delayed, '
+	  . 'info, role, role_name, opened_at, durability, system + 1, database '
+	  . 'FROM (SELECT * FROM dlock_queue_lease LIMIT 1) l, generate_series(1, 2) n');
 $_->quit foreach $holder, $other, $admin;
+$node->restart;
+($admin, $holder, $other, $waiter) = map { session($node) } 1 .. 4;
+$holder->query("BEGIN; SELECT FROM dlock_queue_lease WHERE $foreign LIMIT 1 FOR UPDATE");
+$waiter->query('SELECT dlock_renew(1)');
+$stopped = stop_behind($waiter, 'dlock_lease_enter');
+$waiter->start("SELECT dlock_lease_open('1h')");
+$stopped->();
+$other->query("SELECT dlock_lease_open('1h')");
+$holder->query('COMMIT');
+$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue_lease WHERE $foreign");
+$stopped->();
+$lease = $waiter->answer;
+is($admin->query("SELECT count(*) FROM dlock_queue_lease WHERE lease = $lease"),
+	'1', 'the row of a lease that could not be found yet stays');
+
+$_->quit foreach $holder, $waiter, $other, $admin;
 $node->stop;
 done_testing();
