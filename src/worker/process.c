@@ -301,11 +301,11 @@ is_out_of_patience(DlockTask *task)
 	return true;
 }
 
-/* Log the 1st, 2nd, 4th, ... message about a lock, and each LOG_EVERYth. */
+/* Log the 1st, 3rd, 7th, ... message about a lock, and each LOG_EVERYth. */
 static bool
 is_to_be_logged(const DlockTask *task)
 {
-	return (task->told & (task->told - 1)) == 0 || task->told % LOG_EVERY == 0;
+	return (task->told & (task->told + 1)) == 0 || task->told % LOG_EVERY == 0;
 }
 
 /* Clean up after an error in a task; returns when to retry. */
