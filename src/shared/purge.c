@@ -177,6 +177,13 @@ dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
 void
 dlock_remove_useless_space(const DlockSpaceKey *key)
 {
+	DlockSpaceEntry *entry = dshash_find(dlock_spaces, key, false);
+	bool		useless = entry && entry->useless;
+
+	if (entry)
+		dshash_release_lock(dlock_spaces, entry);
+	if (!useless)
+		return;
 	LWLockAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE);
 	(void) remove_if_unused(key, true);
 	LWLockRelease(&dlock_control->purge_lock);
