@@ -30,6 +30,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
 use Dlock::Test;
 use Dlock::Worker;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server('main');
@@ -111,7 +112,20 @@ my $many = $admin->query("SELECT dlock_lease_acquire('lock', $lease, "
 	  . "slots => $slots)");
 
 # Does a question return from a function after this many instructions? A scan
-# of the others would take several for each.
+# of the others would take several for each.  The clock is not stepped through:
+# its loop begins again if the kernel has set the time since the last step.
+my $steps = "$PostgreSQL::Test::Utils::tmp_check/steps.gdb";
+
+append_to_file($steps, <<'END');
+while $left > 0 && $pc != $back
+  stepi 100
+  if (long) $pc == (long) &dlock_monotonic_now
+    finish
+  end
+  set $left = $left - 1
+end
+END
+
 sub returns_within
 {
 	my ($instructions, $session, $question, $function) = @_;
@@ -121,7 +135,9 @@ sub returns_within
 		'set $back = $pc',
 		'down-silently 1',
 		'tbreak *$back',
-		"stepi $instructions",
+		'break *dlock_monotonic_now',
+		"set \$left = $instructions / 100",
+		"source $steps",
 		'print $pc == $back');
 
 	is($session->query("SELECT $question"), 't', $question);
