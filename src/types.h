@@ -29,7 +29,7 @@ typedef enum DlockScope
 {
 	DLOCK_SESSION,
 	DLOCK_TRANSACTION,
-	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket's */
+	DLOCK_LEASE					/* part of a DlockLeaseTicket */
 } DlockScope;
 
 /* A name space: a new installation of the extension starts empty */
@@ -41,13 +41,13 @@ typedef struct DlockSpaceKey
 
 /*
  * Key of the lock table.  "name" is not terminated.  Zeros pad it to words, by
- * which keys are hashed, compared and copied.  Bytes behind these are
- * undefined, and need not be allocated.
+ * which keys are hashed, compared and copied.  Bytes behind the padded words
+ * are undefined and may be missing.
  */
 typedef struct DlockKey
 {
 	DlockSpaceKey space;
-	uint32		hash;			/* of all the rest */
+	uint32		hash;			/* of the other members */
 	uint16		length;			/* of the name, in bytes, 1 or more */
 	uint16		zero;
 	union
@@ -77,7 +77,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 		memcpy(&result, name + word * 8, 8);
 	else if (length >= 8)
 	{
-		/* the last 8 bytes; those of the word before are shifted out */
+		/* read the last 8 bytes, and shift out the previous word's */
 		memcpy(&result, name + length - 8, 8);
 #ifdef WORDS_BIGENDIAN
 		result <<= (8 - rest) * 8;

@@ -9,10 +9,11 @@
  * the shared state changes; after that nothing here can fail (I10).
  *
  * A session can have many tickets under one name: permits, or enqueued
- * requests.  To spare each call a walk, every ticket is in a list by its
- * DlockHeldPlace, and counts under its name until it is gone.  If the oldest
- * waiting ticket waits, all wait, because the queue is in the order of
- * numbers.  DlockBackend.lost shows that others have ended a ticket.
+ * requests.  So that no call walks all of them, each name has a list of tickets
+ * for each DlockHeldPlace, and counts of the tickets that are not gone.  The
+ * queue is in the order of numbers, so if the oldest ticket still waits, the
+ * later ones wait, too.  DlockBackend.lost shows that others have ended a
+ * ticket.
  *
  *-------------------------------------------------------------------------
  */
@@ -156,7 +157,7 @@ notice_losses(void)
 	if (likely(lost == lost_seen))
 		return;
 	pg_read_barrier();
-	/* the oldest first, so that each is inserted as the latest at no cost */
+	/* the oldest first, so that each is inserted at the head, without a walk */
 	dlist_reverse_foreach(iter, &dlock_held_tickets)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
@@ -197,7 +198,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
 
-		/* rarely false: if it was ended since catch_up() */
+		/* false only if it was ended since catch_up() */
 		if (dlock_held_is_granted(held))
 			return held;
 	}
@@ -230,7 +231,7 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
-/* Free a ticket that is in no lock, or let go of an adopted one. */
+/* Free a ticket that is in no lock, or drop the reference to an adopted one. */
 void
 dlock_held_free_ticket(DlockTicket *ticket)
 {
@@ -343,7 +344,7 @@ dlock_held_find_name(const DlockKey *key)
 {
 	DlockHeldName *name = latest_name;
 
-	/* mostly the latest, which takes no search */
+	/* usually the latest name, found without a search */
 	if (name == NULL || !dlock_key_equal(&name->key, key))
 		name = hash_search(names, key, HASH_FIND, NULL);
 	return name && name->count > 0 ? name : NULL;
@@ -445,14 +446,14 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 
 /*
  * Would a request wait for a ticket of its own backend that it conflicts with?
- * Only tickets before "number", the number of its own ticket, matter.  For a
- * request without a ticket (PG_INT64_MAX) the counts decide, which may be too
- * high, never too low.
+ * Only tickets before "number", the number of its own ticket, matter.  A
+ * request without a ticket (PG_INT64_MAX) is checked against the counts only.
+ * The counts may be too high, never too low.
  *
- * False is certain, unless fewer slots are set than the request says.  The
- * slots in dlock_slots are looked up only if they could let the request in.  A
- * request for more permits than are set does not block itself, because more
- * can be set.
+ * False can be wrong only if dlock_slots has fewer slots than the request.
+ * dlock_slots is read only if more slots could admit the request.  A request
+ * for more permits than slots waits for no ticket of its own, because the slots
+ * can be raised.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,

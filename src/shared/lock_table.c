@@ -97,14 +97,14 @@ dlock_lock_enter(const DlockKey *key)
 	LWLockAcquire(&dlock_lock_partition(key)->lock, LW_EXCLUSIVE);
 }
 
-/* Release the lock of a key whose ticket was gone. */
+/* Undo dlock_lock_enter(), if the caller's ticket was GONE. */
 void
 dlock_lock_leave(const DlockKey *key)
 {
 	LWLockRelease(&dlock_lock_partition(key)->lock);
 }
 
-/* Locks with a queue, of the database and others that share its counter */
+/* Counts queued locks of all databases that share this hash bucket */
 static inline uint32 *
 num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 {
@@ -193,7 +193,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Grow for "more" numbers, and for as many locks.  Raises 53200. */
+/* Make room for "more" numbers and, if asked, locks.  Raises 53200. */
 void
 dlock_tables_reserve(uint64 more, bool with_locks)
 {

@@ -86,7 +86,10 @@ dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
 	return is_durable(&grant);
 }
 
-/* The greatest number among the holders; 0 if none is durable yet */
+/*
+ * The number of the newest holder, skipping grants not yet in the WAL; 0 if
+ * there is none, or if its grant is not durable
+ */
 int64
 dlock_queue_fence(const DlockKey *key)
 {
@@ -127,8 +130,8 @@ copy_holder(DlockHolder *holder, DlockTicket *ticket)
 }
 
 /*
- * The newest holder of a lock, for watchers, once its grant is durable.  A
- * lock that only ended tickets keep closed is neither held nor free.
+ * The newest holder of a lock, for watchers, once its grant is durable.  If
+ * all holders have ended but not left, the lock is neither held nor free.
  */
 DlockHolding
 dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
@@ -161,9 +164,9 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 }
 
 /*
- * Is this the number of a holder?  A session's ticket is searched for, because
- * a table would cost each acquire.  A session looks up its own tickets
- * elsewhere.
+ * Is this the number of a holder?  Tickets of sessions are found by walking
+ * the holders, because a hash table would slow down each acquire.  A session
+ * looks up its own tickets elsewhere.
  */
 bool
 dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
@@ -401,7 +404,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 	return row;
 }
 
-/* Copy partitions until there are so many rows, then show them */
+/* Copy whole partitions until there are this many rows, then return them */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows

@@ -62,8 +62,8 @@ install_block(DlockSpace *space, uint64 first, uint64 limit)
 }
 
 /*
- * The number by the time, which grows faster than numbers are drawn.  So a
- * block that starts at a later time is above all numbers drawn before.
+ * The least number for the current time.  It grows faster than numbers are
+ * drawn, so a block that starts later is above all numbers drawn before.
  */
 static int64
 floor_by_time(void)
@@ -156,7 +156,7 @@ dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 	return result;
 }
 
-/* Reserve a block in the sequence, at "minimum" or later, and flush that. */
+/* Reserve a block at "minimum" or later, and flush its WAL record. */
 static int64
 write_reservation(Relation sequence, int64 minimum)
 {
@@ -243,7 +243,7 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 			continue;
 		other = dlock_space_at(entry->space);
 		SpinLockAcquire(&other->mutex);
-		/* a process that is drawing a number fails to exchange it */
+		/* the compare-and-exchange of a concurrent draw fails */
 		pg_atomic_write_u64(&other->next_ticket,
 							pg_atomic_read_u64(&other->ticket_limit));
 		SpinLockRelease(&other->mutex);
@@ -253,8 +253,8 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 
 /*
  * Reserve a block that starts at "minimum" or later, and draw from it (I23).
- * With 0, a block that another backend has just installed will do.  Writes and
- * flushes WAL; called without a lock of dlock.
+ * If "minimum" is 0 and another backend has just installed a block, use that
+ * block.  Writes and flushes WAL.  The caller holds none of dlock's locks.
  */
 void
 dlock_ticket_reserve(DlockSpace *space, int64 minimum)

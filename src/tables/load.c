@@ -45,8 +45,8 @@
  * server that was replaced must not honour its rows.  The ttls count from
  * before the record was written, because this server may be replaced once
  * standbys have the record.  If an answer takes more than a quarter of a ttl,
- * ask again, so that leases get their full ttl; MAX_QUORUM_WAITS times at
- * most.
+ * ask again, so that leases keep most of their ttl.  Ask at most
+ * MAX_QUORUM_WAITS times.
  */
 static bool
 begin_ttls(DlockSpace *space, uint64 until)
@@ -211,8 +211,8 @@ load_slots(DlockSpace *space, uint64 until)
 }
 
 /*
- * Load the locked tables.  False if time ran out: for rows, after at least
- * one step of each table, or for standbys' answers.
+ * Load the locked tables.  Returns false after "rows_until", but not before one
+ * step of each table, or if standbys have not answered by "standbys_until".
  */
 static bool
 load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
@@ -240,7 +240,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 		MemoryContextReset(context);
 		if (part == DLOCK_LOAD_GRANTS)
 		{
-			/* The WAL may have the last removal without the next grant. */
+			/* a crash can come between a holder's removal and the next grant */
 			dlock_queue_resume(space);
 			/* if this process gives up, the worker waits for standbys */
 			if (space->leases.length > 0)
@@ -259,7 +259,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 	return done;
 }
 
-/* The lock to load: one process does at a time, and PostgreSQL finds deadlocks */
+/* Its holder loads.  It is heavyweight, so that deadlocks are found. */
 static LOCKTAG
 load_tag(DlockSpace *space)
 {
@@ -271,8 +271,8 @@ load_tag(DlockSpace *space)
 }
 
 /*
- * Load, unless another process has.  False if time ran out: for locks and rows,
- * or for standbys' answers.
+ * Load, unless another process has loaded.  "until" limits the waits for locks
+ * and the reading of rows, "standbys_until" the wait for standbys.
  */
 static bool
 load(DlockSpace *space, uint64 until, uint64 standbys_until)

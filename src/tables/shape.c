@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* The primary key.  Any lock can bring an invalidation, which clears it. */
+/* The primary key, reloaded: an invalidation during any lock clears it. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -289,7 +289,7 @@ check_indexes(Relation relation)
 			index->rd_index->indkey.values[0] == 1;
 		is_key = index->rd_index->indisprimary &&
 			index->rd_index->indisvalid && has_key_of_table;
-		/* REINDEX CONCURRENTLY makes a second unique one */
+		/* REINDEX CONCURRENTLY adds a unique copy of the primary key */
 		is_plain = is_plain_index(index) &&
 			(has_key_of_table || !index->rd_index->indisunique);
 		name = pstrdup(RelationGetRelationName(index));
@@ -401,8 +401,8 @@ is_valid(const DlockColumn *column, Datum value)
 }
 
 /*
- * A ticket has a ttl if and only if its lease is single, with the same number,
- * and a time of grant if and only if it is granted.
+ * A ticket has a ttl if and only if its lease is single: both then have the
+ * same number.  It has a time of grant if and only if it is granted.
  */
 static void
 check_ticket_row(const DlockShape *shape, const DlockStored *row)
@@ -453,8 +453,8 @@ dlock_shape_check_row(const DlockShape *shape, const DlockStored *row)
 }
 
 /*
- * Raise 55000 if a table's shape differs; a locked one is skipped.  The caller
- * then raises another error, which releases the locks.
+ * Raise 55000 if a table's shape differs.  A locked table is skipped.  If no
+ * shape differs, the caller must raise an error, which releases the locks.
  */
 void
 dlock_rows_check(DlockSpace *space)

@@ -128,7 +128,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/* Insert or update.  A row from a copy can have the number of a new one. */
+/* Insert or update.  A row of a copied database can have the same number. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -344,8 +344,8 @@ set_commit_time(XactEvent event, void *arg)
 }
 
 /*
- * Keep what this process writes from subscribers with "origin = none".  The
- * WAL has the time set here as the time of the commit.
+ * Mark what this process writes, so that subscribers with "origin = none" do
+ * not receive it.  The time set here becomes the origin's commit time.
  */
 static void
 mark_origin(void)
