@@ -174,7 +174,7 @@ foreach my $steps (1, 2)
 	foreach my $step ('hash_search', 'dlock_watch_begin')
 	{
 		fails($client, "SELECT dlock_watch('lock', 'nobody')",
-			'dlock_held_check_room', $step);
+			'dlock_request_check_memory', $step);
 		like($client->query("SELECT dlock_unwatch('lock')"),
 			qr/WARNING:  55000.*\bf$/s, "watch: one that failed in $step is none");
 	}

@@ -71,6 +71,12 @@ our @EXPORT = qw(debugger_works call_in commands_in fail_in raise_in
 
 my $count = 0;
 
+# A place may never be reached: the compiler can move or remove a function.
+sub limit
+{
+	return IPC::Run::timeout(2 * $PostgreSQL::Test::Utils::timeout_default);
+}
+
 sub arguments
 {
 	my ($pid, @commands) = @_;
@@ -165,7 +171,7 @@ sub commands_in
 			"shell touch $attached", 'continue',
 			'delete', @commands,
 			'detach'),
-		'<', \undef, '>&', \$output);
+		'<', \undef, '>&', \$output, limit());
 
 	poll($attached,
 		sub { $debugger->pump_nb if $debugger->pumpable; -e $attached });
@@ -208,7 +214,7 @@ sub stop
 			  . "while [ ! -e $file.go_on ]; do sleep 0.05; done",
 			"source $file.go_on",
 			'detach'),
-		'<', \undef, '>&', \$output);
+		'<', \undef, '>&', \$output, limit());
 	my $until = sub {
 		my ($file) = @_;
 

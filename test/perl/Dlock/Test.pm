@@ -31,6 +31,10 @@ our @EXPORT = qw(new_server next_version_install start_again kill_server answers
 # processes would inherit that.
 $SIG{$_} = 'DEFAULT' foreach 'HUP', 'INT', 'QUIT';
 
+# Most waits have a limit.  Behind one that has none, the test would never end.
+$SIG{ALRM} = sub { die "the test has not ended\n" };
+alarm 5 * $PostgreSQL::Test::Utils::timeout_default;
+
 # All servers of the tests have the same encoding and locale.  Otherwise initdb
 # would use those of the environment, or SQL_ASCII if there are none.
 {
