@@ -24,7 +24,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
-/* 16: varlena macros have their own header; 19 no longer includes it */
+/* 16 has a header for varlena macros; 19's other headers do not include it */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
@@ -53,8 +53,8 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * Keep what this process writes from subscribers with "origin = none" (16).
- * In the WAL, such a commit has the given time as the origin's commit time.
+ * Keep what this process writes from subscribers with "origin = none" (from 16
+ * on).  In the WAL, each commit then has the given time as the origin's.
  *
  * 19: the variables became members of a structure
  */
@@ -129,7 +129,7 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/* 18, and minor releases before: a flag says whether this is initialized. */
+/* 18, and minor releases of older ones: a flag says if it is initialized */
 static inline bool
 compat_sync_standbys_defined(void)
 {
@@ -175,8 +175,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * The element behind a link of a list of the lock manager, or the first one if
- * that is NULL; NULL at the end.  The caller holds the partition's lock.
+ * The element after a link in a list of the lock manager, or the first one if
+ * the link is NULL; NULL at the end.  The caller holds the partition's lock.
  */
 static inline void *
 compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)
@@ -190,7 +190,7 @@ compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)
 #endif
 }
 
-/* Holders of a lock, and waiters for it */
+/* The next holder of a lock, or waiter for it */
 static inline PROCLOCK *
 compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 {
@@ -214,7 +214,7 @@ compat_next_waiter(LOCK *lock, PGPROC *before)
 							 offsetof(PGPROC, COMPAT_WAIT_LINK));
 }
 
-/* Locks in a partition that a process holds or waits for */
+/* The next lock in a partition that a process holds or waits for */
 static inline PROCLOCK *
 compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 {
@@ -224,8 +224,8 @@ compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 }
 
 /*
- * Add a suffix to the process title.  compat_ps_suffix_remove() must follow,
- * with the result.  16: functions for that; before, lock.c copies the title
+ * Add a suffix to the process title.  The caller must give the result to
+ * compat_ps_suffix_remove().  16 has functions; before, lock.c copies titles.
  */
 static inline char *
 compat_ps_suffix_set(const char *suffix)
@@ -270,7 +270,7 @@ compat_ps_suffix_remove(char *title)
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
 #endif
 
-/* An error within would leave a change half done, so it is a PANIC. */
+/* An error between these would leave a change half done, so it is a PANIC. */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_CHECKS			/* functions that check invariants */
 #define COMPAT_NO_ERROR_BEGIN()	START_CRIT_SECTION()

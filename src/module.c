@@ -39,9 +39,9 @@ static ExecutorRun_hook_type previous_executor_run = NULL;
 static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
 /*
- * If the transaction has lost a guard, all statements but those of transaction
- * control fail.  "pstmt" may be freed when it has run: a ROLLBACK in a
- * procedure frees the CALL, if that came by the extended protocol.
+ * If the transaction has lost a guarded lock, all statements but those of
+ * transaction control fail.  Do not read "pstmt" after it has run: a ROLLBACK
+ * in a procedure frees the CALL if this came by the extended protocol.
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,
@@ -58,7 +58,7 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 	(previous_process_utility ? previous_process_utility :
 	 standard_ProcessUtility) (pstmt, queryString, readOnlyTree, context,
 							   params, queryEnv, dest, qc);
-	/* connection pools send it between two clients */
+	/* connection pools send DISCARD ALL between two clients */
 	if (discards_all)
 	{
 		(void) dlock_session_release_all();

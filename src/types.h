@@ -40,9 +40,9 @@ typedef struct DlockSpaceKey
 } DlockSpaceKey;
 
 /*
- * Key of the lock table.  "name" is not terminated.  Zeros pad it to words, by
- * which keys are hashed, compared and copied.  Bytes behind the padded words
- * are undefined and may be missing.
+ * Key of the lock table.  "name" is not terminated.  Keys are hashed, compared
+ * and copied by words, so zeros pad the name to whole words.  Bytes behind
+ * these words are undefined, and the memory for them may be missing.
  */
 typedef struct DlockKey
 {
@@ -64,8 +64,8 @@ dlock_name_words(unsigned int length)
 }
 
 /*
- * A word of a name, as in a key.  It is assembled in a register, because
- * reading a word whose bytes were just written stalls.
+ * A word of a name, padded as in a key.  It is assembled in a register,
+ * because reading a word in memory whose bytes were just written stalls.
  */
 static inline uint64
 dlock_name_word(const char *name, unsigned int length, unsigned int word)
@@ -97,7 +97,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 	return result;
 }
 
-/* Bytes in use */
+/* Size of a key, without the unused end of the name */
 static inline Size
 dlock_key_size(const DlockKey *key)
 {

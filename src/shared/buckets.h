@@ -12,7 +12,7 @@
 
 #include "shared/inner.h"
 
-/* Returns an entry's link to the next one in its bucket, and its hash */
+/* Returns the place of an entry's link to the next; sets the entry's hash */
 typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);
 
 /* The segment of a bucket behind the first DLOCK_FIRST_BUCKETS */
@@ -39,7 +39,7 @@ dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 {
 	uint32		bucket = hash & buckets->mask;
 
-	/* not divided yet: its entries are in the lower bucket */
+	/* not in use yet: its entries are still in the bucket to be divided */
 	if (bucket >= buckets->num_buckets)
 		bucket &= buckets->mask >> 1;
 	return dlock_bucket_at(buckets, bucket);
@@ -57,8 +57,8 @@ extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
 								  uint64 more, DlockNextOf next_of);
 
 /*
- * Prepare an insertion: add the segment that the next division seems to need.
- * Raises 53200.  Called without dlock's locks.
+ * Prepare an insertion: add the segment that the next division will need, as
+ * it seems without the lock.  Raises 53200.  Called without dlock's locks.
  */
 static inline void
 dlock_buckets_prepare(DlockBuckets *buckets, LWLock *lock)

@@ -12,7 +12,7 @@
 
 #include "shared/shared.h"
 
-/* The lock of a list's owner protects the list and its links. */
+/* A list's lock, named at its declaration, protects its links, too. */
 
 static inline void
 dlock_list_init(DlockList *list)
@@ -108,7 +108,7 @@ dlock_lock_partition(const DlockKey *key)
 /* Entries that a walk prefetches; a power of 2 */
 #define DLOCK_SCAN_AHEAD	32
 
-/* A walk through a space's locks; its fields are lock_table.c's alone */
+/* A walk through a space's locks; only lock_table.c uses these fields */
 typedef struct DlockLockScan
 {
 	bool		locked;			/* the partition's lock is held */
@@ -152,7 +152,7 @@ extern void dlock_count_for(DlockSpace *space);
 extern void dlock_count_elsewhere(const DlockTicket *ticket,
 								  DlockCounter counter, int64 amount);
 
-/* Count for a ticket's space, which is in use. "amount" can be negative. */
+/* Count for a ticket's space, which is in use.  "amount" may be below 0. */
 static inline void
 dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 				   int64 amount)
@@ -179,8 +179,8 @@ extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 
 /* ticket.c */
 /*
- * Change a ticket's state, after all other changes of the ticket and its
- * links: others read the state without the lock, and a session may free a GONE
+ * Change a ticket's state.  Change the ticket and its links before, because
+ * processes read the state without the lock, and a session may free a GONE
  * ticket.
  */
 static inline void
@@ -193,9 +193,9 @@ dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 }
 
 /*
- * Note that a ticket has waited for so many microseconds, and waits on.  Until
- * the grant, granted_at is -(start + 2^61) by the monotonic clock, so that it
- * is below 0 even if the wait began before the machine was booted.
+ * Note that a ticket waits, and has waited for "waited" microseconds already.
+ * Until the grant, granted_at is -(start + 2^61), on the monotonic clock:
+ * below 0 even if the wait began before the machine was booted.
  */
 static inline void
 dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
@@ -204,7 +204,7 @@ dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
 		(INT64CONST(1) << 61);
 }
 
-/* Microseconds waited; 0 if it does not wait, or its row says granted */
+/* Microseconds waited; 0 if a ticket does not wait or its row says granted */
 static inline int64
 dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
 {
@@ -243,8 +243,8 @@ extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
 /* lease.c */
 
 /*
- * Begin to change leases and their tickets, with the lease lock (I9).  In
- * builds with assertions, an error before the end is a PANIC.
+ * Take the lease lock, to change leases and their tickets (I9).  In builds
+ * with assertions, an error before dlock_lease_end_change() is a PANIC.
  */
 static inline void
 dlock_lease_begin_change(DlockSpace *space)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease.h
- *	  What the files of leases share, and queue.c and purge.c need of them
+ *	  What lease*.c, record.c, id_table.c, queue.c, purge.c and others share
  *
  *-------------------------------------------------------------------------
  */
@@ -16,7 +16,7 @@ dlock_lease_ticket_size(const DlockKey *key)
 	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key);
 }
 
-/* Is the ticket in its single lease's piece of memory? */
+/* Is the ticket stored behind its single lease, in one piece of memory? */
 static inline bool
 dlock_lease_ticket_is_inside(const DlockLease *lease,
 							 const DlockLeaseTicket *ticket)
@@ -32,7 +32,7 @@ dlock_lease_first_closed(const DlockLease *lease)
 	return lease->single ? NULL : dlock_ticket_in_lease(lease->closed.head);
 }
 
-/* Only for a lease that has one */
+/* The lease must have a DlockRetiming. */
 static inline DlockRetiming *
 dlock_lease_retiming(const DlockLease *lease)
 {

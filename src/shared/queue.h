@@ -3,7 +3,7 @@
  * queue.h
  *	  For the files that change or read locks: queue*.c.
  *
- * All of this needs the lock of the ticket's entry, and raises nothing.
+ * All functions here need the lock of the ticket's entry, and raise nothing.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,7 +42,7 @@ is_queued(DlockTicket *ticket)
 	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
 }
 
-/* A ticket does not count once its lease has run out, in any state. */
+/* Is a ticket in this state?  Not if its lease has run out. */
 static inline bool
 counts_as(DlockTicket *ticket, DlockState state)
 {
@@ -65,8 +65,8 @@ is_holding(DlockTicket *ticket)
 }
 
 /*
- * Is a holder about to leave?  Not if a pin or a delay keeps it.  No ticket is
- * granted before it has left: fits() counts all holders.
+ * Is a holder about to leave?  Not if a pin or a delay keeps it.  Until it has
+ * left, it keeps others from being granted: fits() counts all holders.
  */
 static inline bool
 is_leaving(DlockTicket *ticket)
@@ -100,16 +100,16 @@ find_number(const DlockList *list, int64 number)
 /* Processes to wake after releasing the entry's lock */
 typedef struct DlockWakeups
 {
-	DlockSpace *space;			/* whose worker; or NULL */
+	DlockSpace *space;			/* wake its worker; or NULL */
 	DlockLeaseTicket *heir;		/* wake its session; a reference; or NULL */
-	DlockSpace *outbox;			/* whose sender; or NULL */
+	DlockSpace *outbox;			/* wake its sender; or NULL */
 	int			count;
 	int			procnos[8];
 } DlockWakeups;
 
 /*
- * Called before a change of the holders that watchers see.  Sets *to_wake if
- * its worker must be woken.
+ * Called before a change of the holders that watchers see.  Sets *to_wake to
+ * the space if the space's worker must be woken.
  */
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
@@ -140,7 +140,7 @@ dlock_queue_let_go_and_wake(DlockLock *lock, DlockWakeups *wakeups)
 	dlock_wakeups_send(wakeups);
 }
 
-/* Called after a ticket has left, or if another may fit (I2). */
+/* Called after each change that may let a waiting ticket fit (I2) */
 static inline void
 dlock_queue_grant_waiters(DlockSpace *space, DlockLock *lock,
 						  DlockWakeups *wakeups)

@@ -3,7 +3,7 @@
  * shared.h
  *	  What sessions and background processes both touch, under locks.
  *
- * Other rooms include this header only.  This room calls none of them.
+ * Other rooms of src (see src/README) include only this header of shared/.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,8 +23,8 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 
 /*
- * Bounds of dlock.max_memory: in less, pieces of some sizes leave no room for
- * others; DSA cannot address more
+ * Bounds of dlock.max_memory.  In a smaller area, pieces of some sizes can
+ * leave no room for others.  DSA cannot address a larger one.
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -44,8 +44,8 @@ dlock_memory_limit(void)
 }
 
 /*
- * The address of an object in the area (I5).  A pointer is an offset in it:
- * see DSA_MAKE_POINTER() in dsa.c, for segment 0.
+ * The address of an object in the area (I5).  A pointer into a DSA area's
+ * first segment is an offset: see DSA_MAKE_POINTER() in dsa.c.
  */
 static inline void *
 dlock_address(dsa_pointer pointer)
@@ -221,8 +221,8 @@ typedef struct DlockExpiry
 	int64		unconfirmed;	/* microseconds since standbys last answered;
 								 * 0: they do not count */
 	int			attached_pid;	/* of the session it is attached to; 0: none */
-	bool		session_ended;	/* ... and which has ended */
-	uint32		held;			/* tickets, some of them below */
+	bool		session_ended;	/* that session has ended */
+	uint32		held;			/* number of tickets; the first are below */
 	uint32		waiting;
 	int			num_tickets;
 	struct
@@ -237,7 +237,7 @@ typedef struct DlockExpiry
 /* The owner of a lease's ticket, for a message */
 typedef struct DlockLeaseName
 {
-	int64		lease;			/* 0: it is gone */
+	int64		lease;			/* 0: the ticket is gone */
 	NameData	role;
 	DlockReportText owner;
 } DlockLeaseName;
@@ -252,7 +252,7 @@ typedef enum DlockJoin
 {
 	DLOCK_JOIN_GRANTED,
 	DLOCK_JOIN_QUEUED,
-	DLOCK_JOIN_BUSY,			/* it must wait, but may not */
+	DLOCK_JOIN_BUSY,			/* it would have to wait, but may not */
 	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
 	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
 	DLOCK_JOIN_EXISTS,			/* the request has a ticket already (I14) */
@@ -263,9 +263,9 @@ typedef enum DlockJoin
 typedef struct DlockJoined
 {
 	DlockJoin	outcome;
-	int32		slots;			/* MISMATCH: the lock's */
+	int32		slots;			/* of the lock, if MISMATCH */
 	DlockLock  *lock;			/* see dlock_queue_leave() */
-	DlockLeaseTicket *existing; /* EXISTS: in use by the caller */
+	DlockLeaseTicket *existing; /* if EXISTS; in use by the caller */
 } DlockJoined;
 
 /* A ticket, for the views; the rows of a lock follow each other */
@@ -277,7 +277,7 @@ typedef struct DlockRow
 	int32		slots;
 	int32		permits;
 	uint32		position;		/* in the queue; 0: among the holders */
-	bool		granted;		/* holds, and does not just block */
+	bool		granted;		/* holds, and does not only block others */
 	DlockScope	scope;
 	uint32		session_depth;
 	uint32		xact_depth;
@@ -288,7 +288,7 @@ typedef struct DlockRow
 	TimestampTz granted_at;
 	int64		lease;			/* 0: none */
 	int64		remaining;		/* microseconds; -1: no end */
-	bool		closed;			/* does not hold: a delay closes the lock */
+	bool		closed;			/* has ended, but a delay closes the lock */
 	bool		has_info;
 	bool		has_owner;
 	uint16		name_length;
@@ -319,9 +319,9 @@ typedef struct DlockMember
 	Oid			role;
 	TimestampTz enqueued_at;
 	bool		granted;
-	bool		leaves;			/* has ended, and leaves with its row */
+	bool		leaves;			/* has ended; leaves once its row is removed */
 	bool		counts;			/* holds, waits, or keeps the lock closed */
-	bool		closed;			/* ... by a delay */
+	bool		closed;			/* keeps the lock closed, by a delay */
 } DlockMember;
 
 extern DlockJoined dlock_queue_join(DlockSpace *space,
@@ -357,9 +357,9 @@ typedef struct DlockForced
 {
 	DlockKey	key;
 	bool		held;
-	bool		waited;			/* if neither, it only closed the lock */
+	bool		waited;			/* if neither, it had ended */
 	int			pid;			/* of its session; 0: a lease's */
-	Oid			role;			/* ... and its role */
+	Oid			role;			/* of the ticket */
 	DlockLeaseName lease;
 } DlockForced;
 
@@ -380,7 +380,7 @@ typedef enum DlockHolding
 	DLOCK_HELD_BY_NOBODY,
 	DLOCK_HELD,
 	DLOCK_HELD_NOT_YET,			/* the newest grant is not durable yet */
-	DLOCK_HELD_NO_MORE			/* all have ended and are about to leave */
+	DLOCK_HELD_NO_MORE			/* all holders have ended but not left yet */
 } DlockHolding;
 
 /* The newest holder */
@@ -460,7 +460,7 @@ dlock_lease_durability(const DlockLease *lease)
 	int			level = (int)
 		pg_atomic_read_u32((pg_atomic_uint32 *) &lease->durability);
 
-	/* "confirmed" is written before it */
+	/* dlock_lease_raise_durability() writes "confirmed" before "durability" */
 	pg_read_barrier();
 	return level;
 }
@@ -476,7 +476,7 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 
-/* The lease after this one, or the first; or NULL.  Needs the lease lock. */
+/* The next lease, or the first if it is NULL.  Needs the lease lock. */
 static inline DlockLease *
 dlock_lease_next(const DlockSpace *space, const DlockLease *lease)
 {
@@ -613,8 +613,8 @@ extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
 											 const DlockKey *key);
 
 /*
- * The end in the WAL of the removal of the row of a lock's last holder; or 0.
- * A process that has seen a grant sees the removals noted before it.
+ * The end in the WAL of the latest removal of a row of this lock's holders, or
+ * later; or 0.  A process that sees a grant sees the removals noted before it.
  */
 static inline XLogRecPtr
 dlock_journal_removal(DlockSpace *space, const DlockKey *key)
@@ -674,8 +674,8 @@ typedef struct DlockTelling
 	DlockWatched *watched;
 	uint64		change;			/* the changes counted before the message was
 								 * made */
-	uint64		number;			/* of the latest copy of channels ... */
-	int			count;			/* ... and how many it has */
+	uint64		number;			/* of the latest dlock_watch_copy() */
+	int			count;			/* watches copied by it */
 } DlockTelling;
 
 /* A watch to be told */
@@ -711,21 +711,21 @@ dlock_office_holder(DlockSpace *space, DlockOffice office)
 	return (int) pg_atomic_read_u32(&space->offices[office].holder) - 1;
 }
 
-/* Does the sender have something to tell? */
+/* Are there messages for the sender to send? */
 static inline bool
 dlock_has_messages(const DlockSpace *space)
 {
 	return space->outbox.length > 0 || space->changed.length > 0;
 }
 
-/* Is there work to do now? */
+/* Is there work for the worker or the sender now? */
 static inline bool
 dlock_worker_has_work(const DlockSpace *space)
 {
 	return space->journal.length > 0 || dlock_has_messages(space);
 }
 
-/* Is there work to do, or a lease that may be due some time? */
+/* Is there such work, or a lease that will be due some time? */
 static inline bool
 dlock_worker_is_needed(const DlockSpace *space)
 {

@@ -3,7 +3,7 @@
  * shmem.h
  *	  dlock's memory map: every structure that processes share.
  *
- * A small header is in the main shared memory segment, all the rest in one
+ * A small header is in the main shared memory segment.  All the rest is in one
  * segment of dynamic shared memory:
  *
  *	DlockHeader			one per server, in the main segment
@@ -18,14 +18,14 @@
  *	  accounts			dshash: role -> DlockAccount
  *	  DlockSpace		one per space: its numbers, worker, journal, outbox
  *	  DlockTicket		one per holder and per waiter, linked into its lock
- *	  DlockLeaseTicket	... one of lease scope
+ *	  DlockLeaseTicket	a DlockTicket of lease scope, with more fields
  *	  DlockLease		one per lease, linked into its space
  *	  DlockWatched		one per watched name, in its partition
  *	  DlockWatch		one per session and channel that watch it
  *
- * "The lock entry's lock" is the LWLock of its partition of the table.  It
- * protects the lock and the links and states of all its tickets.  src/README
- * has the lock order and the invariants, cited by number.
+ * The entry of a lock is its DlockLock.  "The lock entry's lock" is the LWLock
+ * of the entry's partition; it protects the entry, and all links and states of
+ * its tickets.  src/README has the lock order and the invariants, I1 to I30.
  *
  *-------------------------------------------------------------------------
  */
@@ -44,8 +44,8 @@
 #include "types.h"
 
 /*
- * Number of the memory layout, increased by the first change after a release.
- * Libraries of different layouts never share a segment (DlockHeader).
+ * Version of the memory layout.  The first layout change after a release must
+ * increase it.  Libraries of different layouts never share a segment.
  */
 #ifndef DLOCK_LAYOUT
 #define DLOCK_LAYOUT		1
@@ -53,17 +53,17 @@
 
 #define DLOCK_HEADER_NAME	"dlock"
 
-/* Ticket numbers per reservation, of which a restart loses the rest */
+/* Ticket numbers per reservation; a restart loses those not yet drawn */
 #define DLOCK_TICKET_BLOCK	(1 << 18)
 
 /*
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
- * GRANTED and ENDING ones among its holders, a GONE one in neither.  A LEAVING
- * ticket waits no more, and an ENDING one holds no more.  Both stay until the
- * last pin is released, and a lease's until the removal of its row is in the
- * WAL.
+ * GRANTED and ENDING ones among its holders, GONE ones in neither.  A LEAVING
+ * ticket no longer waits, and an ENDING one no longer holds.  A lease's ticket
+ * stays LEAVING or ENDING until the removal of its row is in the WAL.  A pin
+ * or a delay also keeps a ticket ENDING.
  *
- * Only the backend that made a session's ticket frees it, so that backend can
+ * Only the backend that made a session's ticket frees it.  So this backend can
  * read the state without a lock.  References to a lease's ticket are counted.
  */
 typedef enum DlockState
@@ -89,7 +89,7 @@ typedef struct DlockList
 	uint32		length;
 } DlockList;
 
-/* The announcement of a ticket, which owns it */
+/* Events of a ticket that NOTIFY announces; the ticket owns this */
 typedef struct DlockAnnouncement
 {
 	DlockLink	link;			/* in DlockSpace.outbox; must be first */
@@ -100,18 +100,18 @@ typedef struct DlockAnnouncement
 	Oid			role;			/* its memory counts for this role */
 
 	/* protected by the outbox's lock */
-	bool		armed;			/* its LISTEN is in effect */
+	bool		armed;			/* the session's LISTEN is in effect */
 	uint64		armer;			/* session whose commit arms it; 0: none */
-	uint64		claim;			/* that session's number for this */
-	uint32		events;			/* DLOCK_EVENT_... still to be announced */
-	uint32		sending;		/* of these, the ones being sent */
-	bool		in_outbox;		/* linked there: armed, with events (I28) */
-	bool		orphaned;		/* its ticket is gone: freed once it is sent */
+	uint64		claim;			/* number of that session's claim */
+	uint32		events;			/* DLOCK_EVENT_... still to be sent */
+	uint32		sending;		/* the events that the sender is sending */
+	bool		in_outbox;		/* in the list: armed, with events (I28) */
+	bool		orphaned;		/* no ticket needs it: freed once it is sent */
 	int64		number;			/* of the ticket */
 	bool		granted;		/* DLOCK_EVENT_GRANTED is or was an event */
-	bool		wanted;			/* a ticket waits: an event once "granted" */
+	bool		wanted;			/* another ticket waits; sent if "granted" */
 
-	/* the owner's */
+	/* set once, before another process can free the announcement */
 	bool		counted;		/* in DlockSpace.announced */
 
 	/* immutable */
@@ -130,7 +130,7 @@ typedef struct DlockTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	uint64		session;		/* of its backend, maybe gone; 0: a lease's */
+	uint64		session;		/* its backend's, maybe gone; 0: a lease's */
 	int			procno;
 	int			pid;
 	Oid			role;			/* the requester's, or the lease's; its memory
@@ -142,15 +142,15 @@ typedef struct DlockTicket
 								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
-	uint32		queue_length;	/* tickets in it after joining; 0: no wait */
-	uint32		pins;			/* guarded commits in progress; protected by
-								 * the lock entry's lock */
+	uint32		queue_length;	/* after joining; 0: no wait */
+	uint32		pins;			/* commits in progress that guard with it;
+								 * protected by the lock entry's lock */
 	TimestampTz enqueued_at;
 
 	/* protected by the lock entry's lock */
-	TimestampTz granted_at;		/* < 0 in a wait, see dlock_ticket_waited() */
+	TimestampTz granted_at;		/* < 0 in a wait: dlock_ticket_begin_wait() */
 
-	/* the same; of a lease's ticket changed under the lease lock, too (I19) */
+	/* the same; a lease's ticket: changed under the lease lock, too (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
@@ -159,14 +159,14 @@ typedef struct DlockTicket
 	/* atomic: changed under the lock entry's lock */
 	pg_atomic_uint32 state;		/* DlockState */
 
-	/* atomic: how often acquired, written by the owner */
+	/* atomic, written by the owner: acquires not yet released */
 	pg_atomic_uint32 session_depth;
 	pg_atomic_uint32 xact_depth;
 } DlockTicket;
 
 /*
- * A lease or a lease's ticket: what can have a row.  Changes are marked here,
- * and the worker writes them (journal.c).
+ * The part of a lease or lease's ticket that concerns its row.  A process that
+ * changes either marks its record, and the worker writes the row (journal.c).
  */
 typedef struct DlockRecord
 {
@@ -174,20 +174,20 @@ typedef struct DlockRecord
 	pg_atomic_uint32 references;
 
 	/* immutable */
-	bool		is_lease;		/* a DlockLease's, not a DlockLeaseTicket's */
+	bool		is_lease;		/* of a DlockLease, not a DlockLeaseTicket */
 
 	/* protected by the lock of its partition of the table of numbers */
 	bool		in_ids;			/* it is in that table */
 
 	/* protected by the space's lease lock */
 	bool		listed:1;		/* in the journal: marked, not yet written */
-	bool		in_flight:1;	/* being written, or the worker died at it */
+	bool		in_flight:1;	/* being written, or the writer has died */
 	bool		has_row:1;
-	bool		finished:1;		/* over, and no longer found */
+	bool		finished:1;		/* over: no search may find it any more */
 
-	/* a single lease's record ends here */
+	/* the record of a single lease ends here */
 
-	/* the worker broadcasts after each write, and at the end */
+	/* broadcast after each write of the row, and when it is finished */
 	ConditionVariable changed;
 
 	/* protected by the lock of its partition of the table of numbers */
@@ -196,14 +196,14 @@ typedef struct DlockRecord
 	/* protected by the space's lease lock */
 	DlockLink	link;			/* in DlockSpace.journal */
 	uint64		listed_at;		/* monotonic */
-	uint32		marked;			/* number of its latest mark */
+	uint32		marked;			/* number of the latest mark */
 
 	/* atomic: written by the worker, "lsn" first */
-	pg_atomic_uint32 written;	/* the mark that is in the WAL */
+	pg_atomic_uint32 written;	/* number of the latest mark written */
 	pg_atomic_uint64 lsn;		/* end of that write, or of a later one */
 } DlockRecord;
 
-/* Made by the first change of a lease's ttl or durability */
+/* For changes of a lease's ttl or durability; made by the first change */
 typedef struct DlockRetiming
 {
 	DlockLink	link;			/* in DlockSpace.retimed; must be first */
@@ -212,8 +212,8 @@ typedef struct DlockRetiming
 	dsa_pointer lease;			/* DlockLease */
 
 	/* protected by the space's lease lock */
-	int64		next_ttl;		/* of its row, in us; 0: the lease's own */
-	bool		listed;			/* the list refers to the lease */
+	int64		next_ttl;		/* the row's, in us; 0: same as the lease's */
+	bool		listed;			/* in the list, which refers to the lease */
 } DlockRetiming;
 
 /*
@@ -222,8 +222,8 @@ typedef struct DlockRetiming
  * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
  * lock, when the delay begins.  A close sets 0 at once.  0 is final (I13).
  *
- * A single lease is one ticket's own.  It has no row, delay, session or info,
- * and no fields for them.  Its ticket is at DLOCK_SINGLE_LEASE_SIZE.
+ * A single lease belongs to one ticket, at the offset DLOCK_SINGLE_LEASE_SIZE.
+ * It has no row, delay, session or info, and no fields for these.
  */
 struct DlockLease
 {
@@ -232,36 +232,36 @@ struct DlockLease
 	int64		number;
 	Oid			role;			/* owner; its memory counts for this role */
 	uint16		role_name;		/* offset of the owner's name, at the end */
-	bool		single;			/* one ticket's own, with its number */
+	bool		single;			/* of one ticket, whose number it has */
 
-	/* the maker's */
-	bool		has_place;		/* for a ticket not yet made */
+	/* used only by the session that makes the lease */
+	bool		has_place;		/* memory for a ticket not yet made */
 
 	/* protected by the space's lease lock */
-	bool		in_leases;		/* listed there */
-	bool		ran_out;		/* ... which is not logged yet */
-	bool		delayed;		/* ran out, and keeps its locks closed */
+	bool		in_leases;		/* in DlockSpace.leases */
+	bool		ran_out;		/* has run out, which is still to be logged */
+	bool		delayed;		/* has run out, and its delay has begun */
 	uint32		held;			/* how many of "tickets" are GRANTED */
 
 	/* atomic, only raised, under the space's lease lock */
-	pg_atomic_uint32 durability;	/* highest synchronous_commit counted on */
+	pg_atomic_uint32 durability;	/* highest synchronous_commit of callers */
 
 	/* atomic */
-	pg_atomic_uint32 waiters;	/* sessions waiting for a lock for it */
+	pg_atomic_uint32 waiters;	/* sessions that wait for a lock for it */
 
 	/* protected by the space's lease lock */
 	DlockLink	in_space;		/* in DlockSpace.leases */
 	dsa_pointer retiming;		/* DlockRetiming, or invalid */
-	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
+	DlockList	tickets;		/* WAITING and GRANTED DlockLeaseTickets */
 
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
-	/* when standbys began to count, monotonic; DLOCK_NO_DEADLINE: not yet */
+	/* when standbys answered or began to count; DLOCK_NO_DEADLINE: not yet */
 	pg_atomic_uint64 confirmed;
 
 	/* atomic */
-	pg_atomic_uint64 deadline;	/* monotonic, or as below; 0: over */
+	pg_atomic_uint64 deadline;	/* monotonic; 0: over; or a constant below */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
 
 	DlockRecord record;
@@ -271,14 +271,14 @@ struct DlockLease
 	/* immutable once it has a number */
 	int64		delay;			/* in microseconds; 0: none */
 	TimestampTz opened_at;
-	uint64		session;		/* that it is attached to; 0: none */
+	uint64		session;		/* to which it is attached; 0: none */
 	int			procno;
 	int			pid;
 
 	/* protected by the space's lease lock */
 	dsa_pointer info;			/* terminated string, or invalid */
 	uint64		delay_ends;		/* if delayed: monotonic microseconds */
-	DlockList	closed;			/* ENDING tickets, while "delayed" */
+	DlockList	closed;			/* ENDING tickets that the delay keeps */
 };
 
 #define DLOCK_SINGLE_LEASE_SIZE \
@@ -291,8 +291,8 @@ struct DlockLease
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*
- * A ticket of lease scope.  While its request waits, it is a session's ticket
- * like others.  When the lease adopts it, "session" becomes 0.
+ * A ticket of lease scope.  While a session waits with it in an acquire, it is
+ * that session's ticket.  When the lease adopts it, "session" becomes 0.
  */
 typedef struct DlockLeaseTicket
 {
@@ -300,13 +300,13 @@ typedef struct DlockLeaseTicket
 	DlockRecord record;
 
 	/* immutable once the ticket has joined a lock */
-	dsa_pointer lease;			/* DlockLease, referred to */
+	dsa_pointer lease;			/* DlockLease, to which this is a reference */
 	dsa_pointer owner;			/* terminated string, or invalid */
 	uint32		request;		/* hash of its request */
 
 	/* atomic, increased under the lock entry's lock */
-	pg_atomic_uint32 claims;	/* calls that have returned it, or may; at 0 it
-								 * is ended, under that lock */
+	pg_atomic_uint32 claims;	/* calls that have returned it or may do so; at
+								 * 0 the ticket is ended */
 
 	/* protected by the lock of its partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
@@ -319,15 +319,15 @@ typedef struct DlockLeaseTicket
 	bool		in_tickets;		/* in "tickets" of its lease */
 	bool		in_closed;		/* in its lease's "closed" */
 	bool		announced;		/* its grant is in the outbox, or was sent */
-	bool		inherited;		/* an heir's: its row preceded its grant */
+	bool		inherited;		/* an heir, written before its grant */
 
 	/* changed under both the lock entry's lock and the lease lock */
-	bool		lowers;			/* becomes shared once its row is (I18) */
+	bool		lowers;			/* shared once its row says so (I18) */
 	bool		heir;			/* its row says granted from the start (I17) */
-	bool		leaves;			/* its removal is in the journal, or written */
+	bool		leaves;			/* its removal is in the journal or the WAL */
 
 	/* changed under the lease lock, and read by the worker without */
-	int8		announce_at;	/* level at which its grant is announced */
+	int8		announce_at;	/* grant announced if durable at this level */
 
 	/*
 	 * The lease's durability when the row first said granted, and that row's
@@ -338,39 +338,39 @@ typedef struct DlockLeaseTicket
 
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in a list of its lease */
-	dsa_pointer redirection;	/* DlockAnnouncement that replaces its own once
-								 * the row names it; or invalid */
+	dsa_pointer redirection;	/* replaces ticket.announcement once the row
+								 * has its channel; or invalid */
 
-	/* immutable; last, because as long as its name */
+	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
 } DlockLeaseTicket;
 
-/* A lock in use or with set slots.  I1 to I4 hold if its entry is unlocked. */
+/* A lock in use or with set slots.  I1 to I4 hold whenever it is unlocked. */
 typedef struct DlockLock
 {
 	/* immutable */
 	uint32		size;			/* in bytes, with the name */
 	Oid			role;			/* its memory counts for this role */
 
-	/* protected by the lock entry's lock, to the end */
+	/* protected by the lock entry's lock, down to set_slots */
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
-	int32		slots;			/* permits in all, as requested; or 0 */
+	int32		slots;			/* permits in all, as requested or set; or 0 */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
 	uint32		closed;			/* holders kept by a delay: no ticket fits */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
-	bool		leased:1;		/* a lease held it since it was last free */
-	bool		settled:1;		/* set_slots changed before the table was
-								 * read; keeps the entry */
+	bool		leased:1;		/* held for a lease since it was last free */
+	bool		settled:1;		/* set_slots changed before dlock_slots was
+								 * loaded; keeps the entry */
 
-	/* the same; these keep the entry, too */
+	/* the same lock; if not 0, these keep the entry, too */
 	uint16		setters;		/* transactions that may change set_slots */
 	int32		set_slots;		/* slots in dlock_slots; 0: none */
 
-	/* immutable in the table; last, because as long as its name */
+	/* immutable in the table; last, because its length depends on the name */
 	DlockKey	key;
 } DlockLock;
 
@@ -387,19 +387,19 @@ typedef struct DlockLock
 typedef struct DlockBuckets
 {
 	uint32		count;			/* entries */
-	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
-	uint32		mask;			/* ... at most this plus 1, a power of 2 */
+	uint32		num_buckets;	/* in use, at least DLOCK_FIRST_BUCKETS */
+	uint32		mask;			/* num_buckets - 1, rounded up to 2^n - 1 */
 	dsa_pointer first[DLOCK_FIRST_BUCKETS]; /* entries, or invalid */
-	dsa_pointer segments[DLOCK_SEGMENTS];	/* of more buckets; set once */
+	dsa_pointer segments[DLOCK_SEGMENTS];	/* the other buckets; set once */
 } DlockBuckets;
 
-/* By database; two rarely share one; a power of 2 */
+/* Size of an array that is indexed by database; a power of 2 */
 #define DLOCK_QUEUED_BUCKETS	64
 
 /* A partition of the table of locks; see lock_table.c */
 typedef struct DlockPartition
 {
-	/* protects the rest, all entries here, and their locks' tickets */
+	/* protects the fields below, all entries here, and their locks' tickets */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockLock */
 	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue */
@@ -415,7 +415,7 @@ typedef struct DlockPartition
 /* A partition of the table of numbers, or of requests; see id_table.c */
 typedef struct DlockIdPartition
 {
-	/* protects the rest, and the fields of entries that name it */
+	/* protects the fields below, and those fields of entries that say so */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockRecord, or DlockLeaseTicket */
 
@@ -434,23 +434,23 @@ typedef struct DlockWatched
 
 	/* protected by the partition's lock */
 	dsa_pointer next;			/* in the same bucket */
-	uint32		users;			/* watches */
+	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* changed under both locks; one of them, exclusive, suffices to read */
+	/* changed under both these locks; read under one, held exclusively */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
-	DlockList	watches;		/* armed, the one furthest behind first */
-	uint64		due;			/* not told before then, monotonic */
-	uint64		round;			/* watches are told the holders after at least
-								 * so many changes; 0: none is told now */
+	DlockList	watches;		/* armed watches, in the order of "told" */
+	uint64		due;			/* no message before then, monotonic */
+	uint64		round;			/* a round tells each watch with a lower
+								 * "told"; 0: no round in progress */
 
-	/* immutable; last, because as long as its name */
+	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
 } DlockWatched;
 
-/* One watch of a name, told on a channel */
+/* A session's watch of a name, with the channel for its messages */
 typedef struct DlockWatch
 {
 	DlockLink	link;			/* in DlockWatched.watches; must be first */
@@ -461,12 +461,12 @@ typedef struct DlockWatch
 	char		channel[NAMEDATALEN];
 
 	/* protected by the outbox's lock */
-	bool		armed;			/* its LISTEN is in effect */
-	uint64		told;			/* informed as of so many changes; or 0 */
-	uint64		telling;		/* number of the latest copy of its channel */
+	bool		armed;			/* the session's LISTEN is in effect */
+	uint64		told;			/* "changes" when it was last told; or 0 */
+	uint64		telling;		/* DlockTelling that last copied its channel */
 } DlockWatch;
 
-/* The bounds of dlock_wait_histogram, and one bucket above; see counter.c */
+/* Buckets of dlock_wait_histogram; the last has no bound (counter.c) */
 #define DLOCK_WAIT_BUCKETS	23
 
 typedef enum DlockCounter
@@ -474,21 +474,21 @@ typedef enum DlockCounter
 	DLOCK_COUNT_ACQUIRED,		/* tickets granted */
 	DLOCK_COUNT_WAITED,			/* ... of these, after a wait */
 	DLOCK_COUNT_RELEASED,
-	DLOCK_COUNT_BUSY,			/* try: not granted at once */
+	DLOCK_COUNT_BUSY,			/* tries that were not granted at once */
 	DLOCK_COUNT_TIMEOUTS,		/* waits ended by their timeout */
 	DLOCK_COUNT_CANCELED,		/* waits ended by any other error */
 	DLOCK_COUNT_DEADLOCKS,		/* waits ended as a deadlock's victim */
 	DLOCK_COUNT_WAIT_US,		/* time waited, in microseconds */
-	DLOCK_NUM_EVENTS,			/* the view shows those above */
+	DLOCK_NUM_EVENTS,			/* the view shows the counters above */
 	DLOCK_COUNT_HELD = DLOCK_NUM_EVENTS,	/* a correction: see add_up() */
-	DLOCK_COUNT_WAITS,			/* first bucket of waits by their length */
+	DLOCK_COUNT_WAITS,			/* first bucket of the histogram */
 	DLOCK_NUM_COUNTERS = DLOCK_COUNT_WAITS + DLOCK_WAIT_BUCKETS
 } DlockCounter;
 
 /*
- * The names of a space that were waited for most, protected by "lock"; see
- * contention.c.  An entry's fields for searches are here, all others in
- * chunks, which are allocated as needed and set once.
+ * The names of a space that were waited for most (contention.c).  "lock"
+ * protects all.  Fields that searches read are here, the other fields in
+ * chunks, which are allocated as needed.
  */
 #define DLOCK_CONTENDED_NAMES	1000
 #define DLOCK_CONTENDED_CHUNK	50
@@ -502,7 +502,7 @@ typedef struct DlockContended
 	uint64		deadlocks;
 	uint64		expirations;
 	uint32		max_queue;
-	TimestampTz last_wait_at;	/* 0: none has ended yet */
+	TimestampTz last_wait_at;	/* 0: no wait has ended yet */
 	uint16		length;			/* of the name */
 	char		name[DLOCK_MAX_NAME];
 } DlockContended;
@@ -511,31 +511,31 @@ typedef struct DlockContention
 {
 	LWLock		lock;
 	int			count;			/* entries in use */
-	int			room;			/* entries that chunks exist for */
+	int			room;			/* entries for which there are chunks */
 
-	/* by entry */
+	/* indexed by entry */
 	uint32		hashes[DLOCK_CONTENDED_NAMES];
 	uint64		weights[DLOCK_CONTENDED_NAMES];
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
-/* Large enough that two locks in use rarely share one; a power of 2 */
+/* Places by lock; two locks in use rarely share one; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
 
 /* Fewest dead rows after which the tables are vacuumed */
 #define DLOCK_VACUUM_ROWS	10000
 
-/* remote_write, remote_flush ("on") and remote_apply */
+/* Levels with standbys: remote_write, remote_flush ("on") and remote_apply */
 #define DLOCK_NUM_QUORUMS	3
 
-/* Unacknowledged heartbeats kept for each of these */
+/* Unacknowledged heartbeats kept for each of these levels */
 #define DLOCK_HEARTBEATS	8
 
 /* A heartbeat that was sent to standbys */
 typedef struct DlockHeartbeat
 {
 	XLogRecPtr	lsn;			/* where it ends */
-	uint64		sent;			/* taken before it was written; monotonic */
+	uint64		sent;			/* time before it was written; monotonic */
 } DlockHeartbeat;
 
 /* Jobs of a space's background processes; one process for each (I20) */
@@ -565,7 +565,7 @@ struct DlockSpace
 	/* immutable */
 	DlockSpaceKey key;
 
-	/* every acquire writes these: kept apart from fields that are only read */
+	/* every acquire writes the next three; keep others off their cache line */
 	char		padding1[PG_CACHE_LINE_SIZE];
 
 	/* changed under mutex or by dlock_ticket_draw() */
@@ -584,18 +584,18 @@ struct DlockSpace
 
 	/* atomic */
 	pg_atomic_uint32 loaded;	/* the tables are in memory */
-	pg_atomic_uint32 has_removed;	/* "removed" has a position */
+	pg_atomic_uint32 has_removed;	/* some place of "removed" is not 0 */
 
 	/* protected by outbox_lock */
 	LWLock		outbox_lock;
 	DlockList	outbox;			/* of DlockAnnouncement */
 	DlockList	changed;		/* of DlockWatched */
-	uint64		tellings;		/* copies of channels so far */
+	uint64		tellings;		/* calls of dlock_watch_copy() so far */
 
 	/* protected by lease_lock */
 	DlockList	retimed;		/* of DlockRetiming, for the worker */
 
-	/* protected by heartbeat_mutex: not yet acknowledged */
+	/* protected by heartbeat_mutex: heartbeats not yet acknowledged */
 	slock_t		heartbeat_mutex;
 	int			num_heartbeats[DLOCK_NUM_QUORUMS];
 	DlockHeartbeat heartbeats[DLOCK_NUM_QUORUMS][DLOCK_HEARTBEATS];
@@ -604,47 +604,47 @@ struct DlockSpace
 	DlockLoading loading;
 
 	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* at least as many as settled entries */
+	pg_atomic_uint32 settled;	/* at least the number of "settled" entries */
 	pg_atomic_uint32 slots_loaded;	/* dlock_slots is; set before "loaded" */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
-	pg_atomic_uint64 lock_told_at;	/* latest log line of a lock; monotonic */
+	pg_atomic_uint64 lock_told_at;	/* last log line on a locked table */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
 
 	/* when the latest acknowledged heartbeat was sent; monotonic */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS];
 
-	/* when a process last began to send one; monotonic */
+	/* when a process last began to send a heartbeat; monotonic */
 	pg_atomic_uint64 last_heartbeat;
-	pg_atomic_uint32 announced; /* tickets with an announcement */
+	pg_atomic_uint32 announced; /* announcements that are "counted" */
 	pg_atomic_uint32 watches;	/* DlockWatches */
 	struct
 	{
 		pg_atomic_uint32 holder;	/* proc number, plus 1; or 0 */
-		pg_atomic_uint64 asked_at;	/* when last asked for; monotonic */
+		pg_atomic_uint64 asked_at;	/* last request for a holder; monotonic */
 	}			offices[DLOCK_NUM_OFFICES];
-	pg_atomic_uint32 worker_comes;	/* will see the journal within 10 ms */
+	pg_atomic_uint32 worker_comes;	/* worker looks at the journal in 10 ms */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died early */
 
 	/*
-	 * The OID of a table that the worker could not lock in time, and in the
-	 * lower half since when, monotonic modulo 2^32; 0: none.
+	 * Upper half: the OID of a table that the worker could not lock in time.
+	 * Lower half: since when, monotonic modulo 2^32.  0: no such table.
 	 */
 	pg_atomic_uint64 blocked_on;
-	pg_atomic_uint64 next_due;	/* of leases left by a worker; monotonic */
-	pg_atomic_uint32 dead_rows; /* in the tables, about */
-	pg_atomic_uint32 vacuum_at; /* vacuum starts at this number */
+	pg_atomic_uint64 next_due;	/* when a lease is due if there is no worker */
+	pg_atomic_uint32 dead_rows; /* estimate, for the tables of leases */
+	pg_atomic_uint32 vacuum_at; /* number that starts a vacuum */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
 
-	/* end of the latest commit that removed a holder's row, by hash; or 0 */
+	/* end of the latest commit that removed a holder's row, by lock; or 0 */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
-	/* counts of backends that have left */
+	/* totals that backends have left here or added (counter.c) */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
-	/* exclusive to move a backend's counts there, shared to add all up */
+	/* exclusive to move a backend's counts to "counters", shared to sum up */
 	LWLock		counts_lock;
 	uint64		counted_before[DLOCK_NUM_COUNTERS]; /* at the latest reset */
 	TimestampTz counted_since;
@@ -662,11 +662,11 @@ typedef struct DlockSpaceEntry
 	bool		useless;		/* being removed: gets no user (I6) */
 	dsa_pointer space;
 
-	/* the same; only in a database's entry, which has no extension */
-	uint64		unreserved;		/* first number never reserved there */
+	/* the same; only in the entry of a database, whose extension is 0 */
+	uint64		unreserved;		/* first number not yet reserved */
 } DlockSpaceEntry;
 
-/* A backend.  A ticket's owner is gone if the slot has another session. */
+/* A backend's slot.  A ticket with another session has no owner any more. */
 typedef struct DlockBackend
 {
 	pg_atomic_uint64 session;	/* 0: slot unused */
@@ -674,14 +674,14 @@ typedef struct DlockBackend
 
 	/* protected by mutex */
 	slock_t		mutex;
-	uint64		wait_count;		/* waits begun; tells one from the next */
+	uint64		wait_count;		/* waits begun so far: the wait's number */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
 	dsa_pointer wait_lease;		/* lease that the ticket is for; or invalid */
 	DlockMode	wait_mode;		/* requested mode */
 	int32		wait_permits;
-	DlockKey	wait_key;		/* its lock */
+	DlockKey	wait_key;		/* lock waited for */
 
-	/* atomic, to the end: set by a waiter that has found a deadlock */
+	/* atomic, as the fields below: set by a waiter that finds a deadlock */
 	pg_atomic_uint32 check_requested;
 
 	/* incremented if a ticket of this backend is ended by force */
@@ -689,7 +689,7 @@ typedef struct DlockBackend
 
 	/* written by this backend only, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
-	pg_atomic_uint64 space;		/* counted for; cleared under counts_lock */
+	pg_atomic_uint64 space;		/* of the counts; cleared under counts_lock */
 
 	/* keeps the next backend off this cache line */
 	char		padding[PG_CACHE_LINE_SIZE];
@@ -724,7 +724,7 @@ typedef struct DlockControl
 
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
-	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
+	pg_atomic_uint64 memory_used;	/* estimated bytes of locks and tickets */
 	pg_atomic_uint64 spaces_left;	/* times that a space lost its last user */
 	pg_atomic_uint32 looked_at; /* spaces looked at; see purge.c */
 
@@ -738,10 +738,10 @@ typedef struct DlockControl
 } DlockControl;
 
 /*
- * Libraries of all layouts find this under one name, so its layout and rules
- * never change.  Only libraries of its own layout use a segment.  Each process
- * counts as attached until it has detached its memory.  When none is attached,
- * a library of another layout may free the segment and make its own.
+ * Libraries of all layouts find this header under one name, so its layout and
+ * rules never change.  Only libraries with the segment's layout use the
+ * segment.  A process is attached until its memory is detached.  If no process
+ * is attached, a library of another layout may replace the segment.
  */
 typedef struct DlockHeader
 {
@@ -749,20 +749,20 @@ typedef struct DlockHeader
 	uint32		initialized;	/* the tranches are made */
 	int32		memory_tranche;
 	int32		table_tranche;
-	uint32		layout;			/* the segment's DLOCK_LAYOUT, ... */
-	uint32		sizes;			/* ... of which builds may differ ... */
-	char		version[64];	/* ... and its version */
+	uint32		layout;			/* DLOCK_LAYOUT of the segment */
+	uint32		sizes;			/* its layout_sizes(): builds may differ */
+	char		version[64];	/* of the library that made it */
 	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID */
-	uint32		num_pids;		/* pg_atomic_uint32 at its start, by proc
-								 * number; 0: no attached process */
+	uint32		num_pids;		/* the segment begins with so many PIDs, each a
+								 * pg_atomic_uint32 */
 
 	/* atomic; increased under the lock */
 	pg_atomic_uint32 attached;	/* processes attached to the segment */
 	pg_atomic_uint32 workers;	/* ... of these, background workers of dlock */
 
 	/*
-	 * atomic: a TimestampTz, until which a library of another layout asks for
-	 * the place.  Workers end if only workers are attached.
+	 * atomic: a TimestampTz.  Until then, a library of another layout wants to
+	 * replace the segment.  If only workers are attached, they end.
 	 */
 	pg_atomic_uint64 wanted_until;
 
