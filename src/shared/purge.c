@@ -3,8 +3,8 @@
  * purge.c
  *	  Removing name spaces that no backend can use again.
  *
- * A loader looks at a few, so that dropped extensions and databases do not add
- * up.  A process that is short of memory looks at all.
+ * Each loader looks at a few spaces, so that those of dropped extensions and
+ * databases do not add up.  A process short of memory looks at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -50,7 +50,7 @@ purge_leases(DlockSpace *space)
 		dlock_record_unref(&lease->record);
 	}
 
-	/* ended tickets whose rows were still to be removed */
+	/* what is left are ended tickets whose rows were still to be removed */
 	while (DsaPointerIsValid(space->journal.head))
 	{
 		DlockRecord *record = dlock_record_at(space->journal.head);
@@ -89,8 +89,8 @@ find_unused(void)
 }
 
 /*
- * Remove a useless space.  Its entry is released early, because any scan of
- * all spaces would wait for it.  After an error the next call continues (I6).
+ * Remove a useless space.  The entry is unlocked early, or any scan of all
+ * spaces would wait for it.  After an error, the next call continues (I6).
  */
 static void
 remove_space(DlockSpaceEntry *entry)
@@ -103,7 +103,7 @@ remove_space(DlockSpaceEntry *entry)
 	entry->useless = true;
 	dshash_release_lock(dlock_spaces, entry);
 
-	/* if the installation exists after all, its rows are loaded again (I15) */
+	/* a new space of this installation would not know these removals (I15) */
 	dlock_journal_flush_removals(space);
 	dlock_queue_purge(&key);
 	purge_leases(space);
@@ -113,7 +113,7 @@ remove_space(DlockSpaceEntry *entry)
 	dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/* Remove a space if it has no user or, with "marked", if it is useless. */
+/* Remove a space if it has no user or, with "marked", if marked useless. */
 static bool
 remove_if_unused(const DlockSpaceKey *key, bool marked)
 {
@@ -129,7 +129,7 @@ remove_if_unused(const DlockSpaceKey *key, bool marked)
 
 /*
  * Can a space be used again?  Not if its database is gone, or has another
- * installation now.  A mistake, as after the rollback of a DROP EXTENSION,
+ * installation now.  A wrong "no", as after the rollback of a DROP EXTENSION,
  * costs a block of ticket numbers.
  */
 static bool
@@ -141,8 +141,8 @@ is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
 }
 
 /*
- * Remove useless spaces: "all", or of the next LOOKS_AT_ONCE without users.
- * Unless "all" is set, stop if another process removes a space.
+ * Look at all spaces without users, or the next LOOKS_AT_ONCE; remove useless
+ * ones.  Unless "all" is set, stop if another process removes one.
  */
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
@@ -173,7 +173,7 @@ dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
 	list_free_deep(unused);
 }
 
-/* If a needed space is marked useless, wait for its removal or finish it. */
+/* If the caller needs a space that is being removed, complete the removal. */
 void
 dlock_remove_useless_space(const DlockSpaceKey *key)
 {
@@ -195,7 +195,7 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
 	database_changes++;
 }
 
-/* Changes of pg_database that this process has seen; only grows */
+/* Counts the changes of pg_database that this process has seen. */
 uint64
 dlock_database_changes(void)
 {
@@ -209,9 +209,9 @@ dlock_database_changes(void)
 
 /*
  * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
- * even after the removal of all useless spaces.  There can be many such calls,
- * so walk only if a database was dropped, or a space has lost its last user,
- * since the last walk.
+ * even after the removal of all useless spaces.  Because such calls can be
+ * many, walk through the spaces only if, since the last walk, a database was
+ * dropped or a space has lost its last user.
  */
 void
 dlock_request_check_memory(DlockSpace *space, Oid role)

@@ -5,9 +5,9 @@
  *
  * A process that changes the holders or the queue then grants from the head of
  * the queue as long as the head fits.  After releasing the entry's lock it
- * wakes the sessions whose tickets have changed.  A lease's ticket stays in
- * its list, LEAVING or ENDING, until the removal of its row is in the WAL; no
- * ticket is granted past it (I15).
+ * wakes the sessions whose tickets have changed.  A lease's ticket that has
+ * ended stays in its list, LEAVING or ENDING, until the removal of its row is
+ * in the WAL; until then no later ticket is granted (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -50,9 +50,9 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 }
 
 /*
- * For a lease's ticket, the worker first writes the change, then wakes and
- * announces.  Only an heir's session is woken at once, because its row may be
- * written already.
+ * A lease's ticket has changed.  Wake the worker, which writes the change
+ * before it wakes sessions and announces events.  Only an heir's session is
+ * woken at once, because the heir's row may be written already.
  */
 static void
 wake_for_lease(DlockWakeups *wakeups, DlockLeaseTicket *ticket, uint32 event)
@@ -130,7 +130,7 @@ hold(DlockLock *lock, DlockTicket *ticket)
 
 /*
  * Notify each holder once that the lock is wanted (I28).  Notified holders
- * come first.  "wanted" is set before the event: see dlock_session_enqueue().
+ * come first.  For the order of the writes, see dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -147,7 +147,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 	}
 }
 
-/* The granter counts an enqueued ticket's wait: no session waits with it. */
+/* The granter counts the wait of an enqueued ticket, as no session waits. */
 static void
 count_enqueued_wait(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -187,7 +187,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 	while ((head = ticket_at(lock->queue.head)) != NULL &&
 		   dlock_state_of(head) != DLOCK_LEAVING)
 	{
-		/* the last holder may have had other slots */
+		/* the holders that have left may have had other slots */
 		if (lock->holders.length == 0)
 			lock->slots = slots_for(lock, head->slots);
 		if (!fits(lock, head))
@@ -213,7 +213,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 static void
 leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
-	/* a GONE ticket can be freed at any time; its space is in use */
+	/* read it now, because a GONE ticket can be freed at any time */
 	DlockSpace *space = dlock_space_at(ticket->space);
 
 	Assert(ticket->pins == 0);
@@ -278,7 +278,7 @@ check_holders(const DlockLock *lock)
 	Assert(exclusive == 0 || (exclusive == 1 && lock->holders.length == 1));
 }
 
-/* Check I1 to I4, but I2 only if no lease has the head. */
+/* Check I1 to I4, but I2 only if the head is not a lease's ticket. */
 static void
 check_lock(const DlockLock *lock)
 {
@@ -300,7 +300,7 @@ check_lock(const DlockLock *lock)
 #define check_lock(lock)	((void) 0)
 #endif
 
-/* Release the entry's lock, and remove an unused entry (I4). */
+/* Release the entry's lock; remove the entry if it is unused (I4). */
 void
 dlock_queue_let_go(DlockLock *lock)
 {
@@ -333,7 +333,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	if (lock->closed > 0 || has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
-	/* skip the walk through a full semaphore */
+	/* no lease's ticket: skip the walk, which is long for a semaphore */
 	if (!lock->leased)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
@@ -351,7 +351,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	return true;
 }
 
-/* Give the lock a request's slots; false if others are in use. */
+/* Give the lock a request's slots; false if it is in use with others. */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
 {
@@ -371,9 +371,9 @@ agree_on_slots(DlockLock *lock, int32 requested)
 }
 
 /*
- * Draw a ticket's number, and decide whether it is granted or queued; the
- * caller must call enter() then.  With "nowait", it is queued only if it fits
- * once ended tickets have left.
+ * Draw a ticket's number, and decide whether the ticket is granted or queued;
+ * the caller must then call enter().  With "nowait", a ticket is queued only
+ * if it will fit once ended tickets have left.
  */
 static DlockJoin
 prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
@@ -402,7 +402,7 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 	return DLOCK_JOIN_QUEUED;
 }
 
-/* Enter a ticket.  A lease that has adopted it has set its state. */
+/* Enter a ticket.  If its lease has adopted it, its state is already set. */
 static void
 enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
 {
@@ -425,9 +425,9 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with this session's spare ticket.  If the result is neither
- * GRANTED nor QUEUED, or after 53200, nothing has changed, and the ticket
- * stays spare.
+ * Join a lock with this session's spare ticket.  After any other outcome than
+ * GRANTED and QUEUED, and after error 53200, nothing has changed, and the
+ * ticket stays spare.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -470,9 +470,9 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * Add the lock's reference to a lease's ticket that is about to enter.  The
- * lease adopts it if "adopt" is set or it is an heir.  False if "adopt" is set
- * and the lease is gone.
+ * A lease's ticket is about to enter: add the lock's reference to it.  Its
+ * lease adopts it if "adopt" is set or the ticket is an heir.  Returns false
+ * if "adopt" is set and the lease is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
@@ -491,7 +491,7 @@ belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
 	return true;
 }
 
-/* Join for request->lease, unless the request has a ticket already (I14) */
+/* Join for request->lease, unless the request already has a ticket (I14). */
 DlockJoined
 dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 						   DlockLeaseTicket *ticket, bool nowait, bool adopt)
@@ -502,7 +502,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 										 ticket->ticket.role);
 	bool		agrees;
 
-	/* a repeated request gets its ticket even if other slots were set since */
+	/* a repeated request gets its ticket even if slots were set since */
 	joined.existing = dlock_lease_ticket_find_same(ticket);
 	agrees = (joined.existing &&
 			  joined.existing->ticket.slots == request->slots) ||
@@ -525,8 +525,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Let the lease adopt a ticket that this backend waited for, unless it did so
- * for another client.  False if the ticket or the lease is gone.
+ * Let the lease adopt this backend's ticket after a wait, if it has not done
+ * so for another client.  Returns false if the ticket or the lease is gone.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -559,9 +559,9 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 }
 
 /*
- * Load a ticket.  Tickets are loaded in the order of numbers.  False, with
- * nothing changed, if it would break exclusion, or hold exclusively behind the
- * queue (I22).  Raises 53200, with nothing changed.
+ * Load a ticket; older tickets are loaded before.  Returns false if the ticket
+ * would break exclusion, or hold exclusively while an older one waits (I22).
+ * If this returns false or raises 53200, nothing has changed.
  */
 bool
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
@@ -579,7 +579,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	}
 	if (state == DLOCK_WAITING)
 	{
-		/* the monotonic clock does not measure across a reboot */
+		/* wall time, because the monotonic clock restarts at a reboot */
 		dlock_ticket_begin_wait(&ticket->ticket,
 								Max(GetCurrentTimestamp() -
 									ticket->ticket.enqueued_at, 0));
@@ -601,7 +601,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	return true;
 }
 
-/* Grant heads that fit, after all tickets are loaded; can be repeated. */
+/* Grant heads that fit, once all tickets are loaded; can be repeated. */
 void
 dlock_queue_resume(DlockSpace *space)
 {
@@ -617,8 +617,8 @@ dlock_queue_resume(DlockSpace *space)
 }
 
 /*
- * End a ticket that is WAITING or GRANTED, or ENDING without a pin.  "event"
- * is for the owner; 0: none.  A ticket with a pin or a row leaves later.
+ * End a ticket that is WAITING or GRANTED, or ENDING without pins.  "event" is
+ * for the owner; 0: none.  A ticket with a pin or a row leaves later.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -640,14 +640,14 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 			leave(lock, ticket, wakeups);
 		else
 			dlock_ticket_set_state(ticket, DLOCK_ENDING);
-		/* after the state, because its owner then reads the state (I10) */
+		/* after the state, because the owner reads "lost" first (I10) */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* after the mark: the worker may look soon by itself */
+	/* tested after the mark, which a worker that comes will see */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
@@ -660,7 +660,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 }
 
-/* End a ticket that no call claims any more. */
+/* End a ticket unless a call claims it or it has ended. */
 static void
 end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 {
@@ -671,9 +671,9 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 
 /*
  * End a ticket of this backend, held or waiting, unless it is gone.  A pinned
- * ticket is ENDING until its last pin goes, and one that its lease has adopted
- * for another client stays.  The ticket has joined "lock", which exists while
- * the ticket is not GONE (I7).
+ * ticket is ENDING until its last pin is released.  A ticket that its lease
+ * has adopted for another client stays.  The ticket has joined "lock", whose
+ * entry exists as long as the ticket is not GONE (I7).
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -689,7 +689,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 		return;
 	}
 	dlock_lock_enter(key);
-	/* it may have been ended by force since */
+	/* another process may have ended it by force since */
 	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
 	{
 		dlock_lock_leave(key);
@@ -706,7 +706,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* End a lease's ticket; false if it had ended.  Raises nothing. */
+/* End a lease's ticket; returns false if it had ended.  Raises nothing. */
 bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
@@ -725,9 +725,9 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 
 /*
  * Claim a ticket that another call has made, so that it stays if that call
- * fails.  If "adopt" is set, the lease adopts it, and a session that waits
- * with it goes on as for a lease's ticket.  False if the ticket or its lease
- * is gone.  The caller must wake the worker.
+ * fails.  If "adopt" is set, the lease adopts it; a session that waits with it
+ * then waits as for any lease's ticket.  Returns false if the ticket or its
+ * lease is gone.  The caller must wake the worker.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
@@ -752,7 +752,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	return is_there;
 }
 
-/* Drop the claim of a failed call, and end a ticket without claims. */
+/* Drop a failed call's claim, and end the ticket if no claim is left. */
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
@@ -767,7 +767,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* A removal is in the WAL: take its ticket out.  Raises nothing. */
+/* The removal of a ticket's row is in the WAL: take the ticket out. */
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
@@ -784,7 +784,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* Keep a held ticket until it is unpinned (I24); false if it does not hold. */
+/* Pin a held ticket, so that it stays (I24); false if it does not hold. */
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 {
@@ -801,8 +801,8 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * The event for the owner of an ENDING ticket that was ended by force and not
- * released.  A lease's owner was told when the ticket became ENDING.
+ * A ticket loses its last pin, and ends.  If it was ended by force, not by its
+ * session, the event is RELEASED.  A lease's owner was told before.
  */
 static uint32
 event_of_unpinning(DlockTicket *ticket)
@@ -814,7 +814,7 @@ event_of_unpinning(DlockTicket *ticket)
 	return DLOCK_EVENT_RELEASED;
 }
 
-/* Unpin, and finish an end that the pin has put off.  Raises nothing. */
+/* Remove a pin, and finish an end that it has delayed.  Raises nothing. */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {

@@ -10,7 +10,7 @@
 
 #include "shared/queue.h"
 
-/* Exchange the announcement; false if ended: the caller keeps the new one. */
+/* Give a ticket an announcement, unless it has ended: then returns false. */
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
@@ -33,7 +33,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	return is_there;
 }
 
-/* Exchange a ticket's info; false if it has ended.  Raises nothing. */
+/* Exchange a ticket's info; returns false if it has ended.  Raises nothing. */
 bool
 dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 						  dsa_pointer *info)
@@ -67,8 +67,8 @@ share_hold(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 /*
- * Make an exclusive hold shared; if it has a row, dlock_queue_share() does so
- * later (I18).  False if the ticket does not hold.
+ * Make an exclusive hold shared.  If the ticket has a row, dlock_queue_share()
+ * completes this (I18).  Returns false if the ticket does not hold.
  */
 bool
 dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
@@ -88,7 +88,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 	return holds;
 }
 
-/* Called when a ticket's row that says shared is in the WAL (I18) */
+/* Complete a downgrade: the row that says shared is in the WAL (I18). */
 void
 dlock_queue_share(DlockLeaseTicket *ticket)
 {
@@ -162,7 +162,7 @@ force_lease_ticket(DlockLeaseTicket *ticket, DlockForced *forced,
 	return done;
 }
 
-/* Search all locks for a session's ticket. */
+/* Search all locks for a session's ticket, and end it by force. */
 static bool
 force_session_ticket(const DlockSpace *space, int64 number,
 					 DlockForced *forced, DlockWakeups *wakeups)
@@ -189,7 +189,7 @@ force_session_ticket(const DlockSpace *space, int64 number,
 	return done;
 }
 
-/* End a ticket by force; false if there is none. */
+/* End a ticket by force; returns false if there is none. */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
 {

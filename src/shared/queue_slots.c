@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * queue_slots.c
- *	  The slots of a lock that dlock_slots sets.
+ *	  Slots of locks that are set in the table dlock_slots.
  *
  *-------------------------------------------------------------------------
  */
@@ -9,7 +9,9 @@
 
 #include "shared/queue.h"
 
-/* Without set_slots, the oldest holder's slots apply, or else the head's. */
+/*
+ * Without set_slots, the slots of the oldest holder apply, or else the head's.
+ */
 static void
 follow_slots(DlockLock *lock)
 {
@@ -38,8 +40,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Keep a process that is reading dlock_slots from loading an older value.  The
- * entry is counted before slots_loaded is read: see dlock_queue_unsettle().
+ * "settled" keeps a process that is loading dlock_slots from using an older
+ * row.  It is counted before slots_loaded is read: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)
@@ -51,8 +53,8 @@ settle_slots(DlockSpace *space, DlockLock *lock)
 }
 
 /*
- * A transaction has changed a row of dlock_slots: keep the lock's entry to its
- * end.  Raises 53200, with nothing changed.
+ * A transaction has changed a row of dlock_slots: keep the lock's entry until
+ * it ends.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)
@@ -62,14 +64,14 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* each setter has the row locked, or is about to end */
+	/* few: each such transaction has the row locked, or is about to end */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
 	return lock;
 }
 
-/* The transaction has ended; if "changed", its commit is visible (I27). */
+/* That transaction has ended; if "changed", its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)
@@ -101,8 +103,8 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 }
 
 /*
- * slots_loaded is set: no entry is kept for other readers of dlock_slots.  A
- * process that settles an entry later reads it after counting.
+ * slots_loaded is set, so no process loads dlock_slots now: clear "settled".
+ * A process that counts an entry later reads slots_loaded after that.
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

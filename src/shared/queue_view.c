@@ -3,8 +3,8 @@
  * queue_view.c
  *	  Holders and waiters, for questions, the deadlock search, and views.
  *
- * Nothing here changes a lock.  Each answer first flushes, with no lock held,
- * the removal of the previous holder's row (I15).
+ * Nothing here changes a lock.  Before each answer, the removal of the
+ * previous holder's row is flushed, with no lock held (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -18,17 +18,17 @@
 #include "shared/queue.h"
 
 /*
- * What must be durable before a process tells of a grant: the removal of the
- * previous holder (I15), and, of a lease's ticket, the grant itself (I19)
+ * What must be durable before a process reports a grant: the removal of the
+ * previous holder's row (I15) and, for a lease's ticket, its own row (I19)
  */
 typedef struct Grant
 {
 	XLogRecPtr	removed;
-	XLogRecPtr	lsn;			/* 0: not in the WAL yet */
+	XLogRecPtr	lsn;			/* of its own row; 0: not in the WAL yet */
 	int			durability;
 } Grant;
 
-/* Called under the entry's lock: another space could be freed after that. */
+/* Needs the entry's lock or a pin, or else the space could be freed. */
 static Grant
 grant_of(DlockTicket *ticket, const DlockKey *key)
 {
@@ -50,8 +50,8 @@ grant_of(DlockTicket *ticket, const DlockKey *key)
 }
 
 /*
- * May a process tell of the grant?  Flushes the WAL.  False if standbys have
- * not acknowledged the grant: one of them may have been promoted before it.
+ * Flush what a grant needs.  May a process report it?  Not if standbys have
+ * not acknowledged it: one of them may have been promoted without it.
  */
 static bool
 is_durable(const Grant *grant)
@@ -64,7 +64,7 @@ is_durable(const Grant *grant)
 	return dlock_quorum_is_acknowledged(grant->lsn, grant->durability);
 }
 
-/* Release "lock", if set.  May a process tell of "holder", if set? */
+/* Release "lock" (or NULL).  May a process report "holder" (NULL: no)? */
 static bool
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
@@ -77,7 +77,7 @@ let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 	return holder && is_durable(&grant);
 }
 
-/* May a process count on a pinned ticket? */
+/* Is the grant of a pinned ticket durable? */
 bool
 dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
 {
@@ -87,8 +87,8 @@ dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * The number of the newest holder, skipping grants not yet in the WAL; 0 if
- * there is none, or if its grant is not durable
+ * The number of the newest holder whose grant is in the WAL; 0 if there is
+ * none, or if that grant is not durable
  */
 int64
 dlock_queue_fence(const DlockKey *key)
@@ -108,7 +108,7 @@ dlock_queue_fence(const DlockKey *key)
 	return let_go_of_found(lock, key, ticket) ? fence : 0;
 }
 
-/* The longest scope in which a ticket was acquired */
+/* The longest scope in which a ticket is held or waits */
 static DlockScope
 scope_of(DlockTicket *ticket)
 {
@@ -130,8 +130,8 @@ copy_holder(DlockHolder *holder, DlockTicket *ticket)
 }
 
 /*
- * The newest holder of a lock, for watchers, once its grant is durable.  If
- * all holders have ended but not left, the lock is neither held nor free.
+ * Copy the newest holder of a lock, for watchers; see DlockHolding.  If all
+ * holders have ended but not left, the lock is neither held nor free.
  */
 DlockHolding
 dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
@@ -165,8 +165,8 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 
 /*
  * Is this the number of a holder?  Tickets of sessions are found by walking
- * the holders, because a hash table would slow down each acquire.  A session
- * looks up its own tickets elsewhere.
+ * the holders, because a hash table would slow down each acquire.  For its own
+ * tickets, a session need not call this.
  */
 bool
 dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
@@ -243,7 +243,7 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-/* Does a ticket hold, wait, or keep the lock closed?  Sets *holds, too. */
+/* Does a ticket hold or wait, or does a pin or delay keep it?  Sets *holds. */
 static bool
 is_shown(DlockTicket *ticket, bool *holds)
 {
@@ -252,7 +252,7 @@ is_shown(DlockTicket *ticket, bool *holds)
 		*holds || !is_leaving(ticket);
 }
 
-/* Append the first "max_each" of a list to "count" members. */
+/* Append up to "max_each" of a list to "count" members; returns how many. */
 static int
 copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 			 DlockMember *members, int count)
@@ -289,8 +289,8 @@ copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 }
 
 /*
- * Copy the holders of a lock and then its queue: at most "max_each" of either.
- * *slots is set to the holders' slots.  Returns the number of members; if it
+ * Copy the holders of a lock and then its queue, at most "max_each" of either.
+ * Sets *slots to the holders' slots.  Returns the number of members; if it
  * exceeds "max", nothing is copied, and the caller must repeat with more room.
  */
 int
@@ -329,7 +329,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 	return result;
 }
 
-/* The slots in force for a request for "slots" of a lock */
+/* The slots in force for a request of a lock with "slots" */
 int32
 dlock_queue_slots(const DlockKey *key, int32 slots)
 {
@@ -404,7 +404,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 	return row;
 }
 
-/* Copy whole partitions until there are this many rows, then return them */
+/* Copy whole partitions until there are this many rows, then return them. */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows
@@ -513,9 +513,9 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * The rows of the locks from *partition on, palloc'd; *partition is 0 at
- * first.  Each lock's holders, then its queue, are copied at one moment.  NULL
- * at the end.
+ * Returns rows, palloc'd, of the locks from *partition on, and advances
+ * *partition, which is 0 at first; NULL at the end.  A lock's holders and its
+ * queue are copied at one moment.
  */
 DlockRow *
 dlock_queue_rows_next(DlockSpace *space, int *partition)
@@ -533,7 +533,7 @@ dlock_queue_rows_next(DlockSpace *space, int *partition)
 		dlock_lock_scan_end(&locks);
 	}
 	check_complete(&rows);
-	/* one flush for all, in place of is_durable() for each */
+	/* one flush for all, in place of one for each (I15) */
 	if (rows.first)
 		dlock_journal_flush_removals(space);
 	return rows.first;

@@ -3,14 +3,14 @@
  * watch.c
  *	  Watched names, and telling watchers of changed holders.
  *
- * A watched name has an entry of its own, because a free lock has none, in the
- * second hash table of its partition (buckets.c).  A process that changes the
+ * A watched name has an entry in the second hash table of its partition
+ * (buckets.c), because a free lock has no entry.  A process that changes the
  * holders, with the partition locked, counts the change and lists the name.
  * The sender walks through that list, sends the current holder, and records in
- * each watch how many changes there had been.  A name leaves the list when
+ * each watch how many changes the message covers.  A name leaves the list when
  * every watch is up to date (I29).
  *
- * A name is freed with its last watch or, if it is listed then, by the sender.
+ * A name is freed with its last watch or, if it is then listed, by the sender.
  * Only the sender takes names out of the list, so it reads a listed name
  * without a lock.
  *
@@ -23,7 +23,7 @@
 #include "shared/buckets.h"
 #include "shared/inner.h"
 
-/* Least microseconds between two messages of a name */
+/* Least microseconds between two messages about a name */
 #define INTERVAL		10000
 #define INTERVAL_EACH	5		/* added for each watch */
 
@@ -91,7 +91,7 @@ make_watched(const DlockSpace *space, const DlockKey *key, Oid role)
 
 /* The list */
 
-/* These need the locks of the name's partition and the outbox. */
+/* These two need the locks of the name's partition and of the outbox. */
 static void
 list(DlockSpace *space, DlockWatched *watched)
 {
@@ -135,7 +135,7 @@ dlock_watch_count_change(const DlockKey *key, DlockSpace **to_wake)
 
 /* The session's part */
 
-/* Find a name, or enter the one that was made, and add a user. */
+/* Find the entry of a name, or enter "made", and add a user. */
 static DlockWatched *
 use_watched(DlockWatched *made)
 {
@@ -155,8 +155,8 @@ use_watched(DlockWatched *made)
 }
 
 /*
- * Watch a name; it is not told before dlock_watch_arm().  The caller has
- * checked the memory limit.  Raises 53200, with nothing left behind.
+ * Make a watch, to which nothing is sent before dlock_watch_arm().  The caller
+ * has checked the memory limit.  Raises 53200, with nothing left behind.
  */
 DlockWatch *
 dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
@@ -191,7 +191,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* The session listens now: tell the present holder, even if told before. */
+/* The session listens now: tell it the present holder, perhaps again. */
 void
 dlock_watch_arm(DlockWatch *watch)
 {
@@ -307,7 +307,7 @@ dlock_watch_next_due(DlockSpace *space)
 	return next;
 }
 
-/* Look up at most "max" names that are due. */
+/* Find at most "max" names that are due; returns how many. */
 int
 dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 {
@@ -328,10 +328,10 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 }
 
 /*
- * Begin to tell of a name: the holders that the caller reads next are true
- * after telling->change changes or more (I29).  The name goes to the end of
- * the list, and is not due for a while.  False if no watch was left: the name
- * is freed.
+ * Begin to tell the watches of a name.  The holder that the caller reads next
+ * is the one after telling->change changes or more (I29).  The name goes to
+ * the end of the list and is not due for at least INTERVAL.  Returns false if
+ * no watch was left: the name is freed.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
@@ -382,7 +382,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Note the copied watches as told.  Newer watches may be before them. */
+/* Note the copied watches as told.  New watches may precede them. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
@@ -407,10 +407,10 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * The watches copied last have been told; without "told", the holders have
- * ended, and the next change will be told.  If all watches have been told, the
- * round ends, and the name leaves the list unless its holders have changed
- * since, or it has no users.  Returns whether more must be told at once.
+ * The watches copied last have been told; without "told", all holders have
+ * ended but not left, so the next change is told.  If all watches are told,
+ * the round ends, and the name leaves the list, unless its holders have
+ * changed since or it has no users.  Returns true if others must be told.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
@@ -429,7 +429,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
 	more = told && first && first->told < watched->round;
 	if (more)
 	{
-		/* back to the head: the name's other watches are told next */
+		/* back to the head of the list: the other watches are told next */
 		dlock_list_remove(&space->changed, &watched->link);
 		dlock_list_prepend(&space->changed, &watched->link);
 		watched->due = 0;
