@@ -23,7 +23,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* Most calls give only the name, and skip the parsing of the rest. */
+/* Are all other arguments at their defaults?  Then they need no parsing. */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)
 {
@@ -77,7 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/* A procedure's row, made before the acquire: making it can fail */
+/* Make the procedure's result before the acquire, because this can fail. */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* After a DROP EXTENSION not yet seen, this counts as a release before it. */
+/* A DROP EXTENSION that this backend has not yet seen counts as later. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -333,7 +333,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	DlockKey	key;
 	int64		fence;
 
-	/* until the commit, no DROP and CREATE EXTENSION may free all locks */
+	/* prevent DROP EXTENSION until the commit, because it frees all locks */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
 	space = dlock_begin_protected_change(fcinfo, &key);
@@ -341,7 +341,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, fence);
 	dlock_lone_call_note(fcinfo->flinfo);
-	/* an enqueued ticket may have been granted since */
+	/* the grant of an enqueued ticket may not be confirmed yet (I15) */
 	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();
 }

@@ -10,7 +10,7 @@
 
 #include "backend/inner.h"
 
-/* Define a function that SQL calls, by a call of a C function */
+/* Define a function for SQL that calls a C function */
 #define DLOCK_FUNCTION(name, call) \
 	PG_FUNCTION_INFO_V1(name); \
 	Datum \
@@ -72,7 +72,7 @@ dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 	return PG_GETARG_TEXT_PP(argument);
 }
 
-/* Uses of a session that are unfit if clients take turns in it */
+/* Uses of a session that do not work behind a transaction pooler */
 typedef enum DlockSessionUse
 {
 	DLOCK_USE_LOCK,

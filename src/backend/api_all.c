@@ -13,7 +13,7 @@
 
 #include "backend/api.h"
 
-/* Compare pointers to keys; takes interrupts, as sorting can be long. */
+/* Compare pointers to keys.  Takes interrupts, because sorting can be long. */
 static int
 compare_keys(const void *a, const void *b)
 {
@@ -28,7 +28,7 @@ compare_keys(const void *a, const void *b)
 
 /*
  * Refuse more names than a session can have locks, because keys are large.
- * With 32-bit pointers, sizes could overflow.
+ * With 32-bit pointers, the size of the keys could overflow, too.
  */
 static void
 check_count(int count)
@@ -44,8 +44,8 @@ check_count(int count)
 }
 
 /*
- * Make keys of names: "keys" in the array's order; "sorted" in byte order, in
- * which all calls acquire, without duplicates.  Returns the number of sorted.
+ * Make keys of names: "keys" in the array's order, "sorted" without duplicates
+ * in the order in which all calls acquire.  Returns the length of "sorted".
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* with no lock, there is nothing to name in a timeout's error */
+		/* a timeout's error names a lock, so without locks have no timeout */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else
@@ -163,7 +163,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	}
 
 	result = make_result(keys, count, sorted, unique, fences);
-	/* last: an error before it releases what was acquired */
+	/* last, because an error before this releases the locks */
 	if (scope != DLOCK_TRANSACTION)
 		dlock_xact_keep_result(fcinfo->flinfo, unique);
 	else if (!try)

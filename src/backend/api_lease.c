@@ -68,8 +68,8 @@ dlock_renew(PG_FUNCTION_ARGS)
 
 /*
  * Begin a request (name, lease or ttl, ..., shared, slots, permits, owner,
- * info): its lease is the one given, or one made with that ttl.  *before is
- * for dlock_record_end_uses().
+ * info).  It gets the given lease, or a new single lease with the given ttl.
+ * *before is for dlock_record_end_uses().
  */
 static DlockSpace *
 begin_request(FunctionCallInfo fcinfo, bool ttl, DlockRequest *request,

@@ -3,8 +3,8 @@
  * arguments.c
  *	  How functions that SQL calls begin, and their arguments.
  *
- * None of these is strict: a NULL for an argument that needs a value is an
- * error, because a NULL result would read as "not acquired".
+ * No function is strict.  A NULL for an argument that needs a value is an
+ * error, because a NULL result would mean "not acquired".
  *
  *-------------------------------------------------------------------------
  */
@@ -61,9 +61,9 @@ dlock_check_unrestricted(void)
 }
 
 /*
- * Begin a call that changes anything, even what the session waits for or
- * listens on.  Like LISTEN, it is refused in a security-restricted operation,
- * as when ANALYZE calls the table owner's function in an index.
+ * Begin a call that changes anything, even if only by a wait or a LISTEN.  A
+ * security-restricted operation refuses it, as LISTEN: an example is ANALYZE,
+ * which calls a function of the table's owner for an index.
  */
 DlockSpace *
 dlock_begin_change(void)
@@ -117,7 +117,7 @@ dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 	dlock_make_key(key, space, dlock_get_varlena(fcinfo, 0));
 }
 
-/* Begin a question about a lock, with its leases' tickets loaded. */
+/* Begin a call that asks about a lock.  Loads the lock's rows. */
 DlockSpace *
 dlock_begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 {
@@ -128,7 +128,7 @@ dlock_begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 	return space;
 }
 
-/* Begin a change, and check the right to the name if it is reserved. */
+/* Begin a change.  Raises 42501 if the name is reserved for another role. */
 DlockSpace *
 dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 {
@@ -156,7 +156,7 @@ interval_length(const Interval *interval)
 }
 
 /*
- * A long timeout is no error, because some programs use one for "no timeout".
+ * A long timeout only warns, because programs use one to mean "no timeout".
  */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
@@ -310,7 +310,7 @@ dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
 			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
 }
 
-/* The lease that an argument names; in use */
+/* The lease that an argument names; notes a use of the lease */
 DlockLease *
 dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 {
@@ -339,7 +339,7 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 
 	if (PG_ARGISNULL(argument))
 	{
-		/* session scope was checked already */
+		/* in session scope, the caller has made a check already */
 		if (scope == DLOCK_LEASE)
 			dlock_check_session_use(DLOCK_USE_CHANNEL);
 		return dlock_notify_listen();

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * backend.h
- *	  One session's part of dlock: what the module calls and sets.
+ *	  One session's part of dlock: what module.c calls and sets.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,7 +30,7 @@ extern int64 dlock_session_release_all(void);
 /* lease_open.c */
 extern void dlock_lease_detach_all(void);
 
-/* xact.c: the state that the first function saves for the others */
+/* xact.c: what dlock_xact_begin_statement() saves for the other two */
 typedef struct DlockStatement
 {
 	MemoryContext memory;

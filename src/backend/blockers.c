@@ -5,19 +5,19 @@
  *	  waiting, for dlock_blockers.
  *
  * graph.c collects all awaited locks, of this database's space and of
- * PostgreSQL's lock manager.  A root is a vertex that does not wait, and that
- * another one waits for.  For each root the vertices behind it are counted:
- * those that wait for one of its places, for a place of one of these, and so
- * on.  An enqueued ticket counts as a session that waits.
+ * PostgreSQL's lock manager.  A root is a vertex that does not wait while
+ * another vertex waits for it.  For each root, the view counts the vertices
+ * behind it, those that wait for it directly or not.  An enqueued ticket
+ * counts as a session that waits.
  *
- * A count visits each place once: each lock records, by mode, the first place
- * that was visited.  Roots that have a single place, in the same lock, share
- * their count.  So the time grows with the number of places, unless many roots
- * have several awaited locks.
+ * A count visits each place once, because each lock records, by mode, the
+ * first place that was visited.  Roots with a single place, in the same lock
+ * and mode, share a count.  So the time grows with the number of places,
+ * unless many roots have several awaited locks.
  *
- * A vertex behind no root is in a cycle, or waits for one: a deadlock that is
- * not detected yet.  Of each cycle, the view shows the vertex that began to
- * wait last.  The graph is not a snapshot: a root may just have begun to wait.
+ * A vertex behind no root is in a cycle, or waits for a vertex in a cycle: a
+ * deadlock that is not detected yet.  For each cycle, the view shows the
+ * vertex that began to wait last.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,7 +40,7 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* Locks to name for a vertex */
+/* Locks to list for a vertex */
 #define MAX_HOLDS	16
 
 /* The first request in the queue that a place blocks; -1: none */
@@ -65,7 +65,7 @@ first_behind(const DlockGraphLock *lock, int p)
 	return q < lock->count ? q : -1;
 }
 
-/* Count the new vertices that wait at a place of a queue. */
+/* Count the vertices that wait at a place and are not yet in this count. */
 static int
 count_place(DlockGraph *graph, DlockGraphPlace *place)
 {
@@ -96,7 +96,7 @@ count_place(DlockGraph *graph, DlockGraphPlace *place)
 	return count;
 }
 
-/* Count the requests behind a place in its lock that were not counted yet. */
+/* Count the requests that a place blocks and that are not counted yet. */
 static int
 count_behind(DlockGraph *graph, DlockGraphRef ref)
 {
@@ -130,7 +130,7 @@ count_behind(DlockGraph *graph, DlockGraphRef ref)
 	return count;
 }
 
-/* Count the vertices behind a root, and see if one is of this database. */
+/* Count the vertices behind a root.  Sets found_ours if any is ours. */
 static int
 count_all_behind(DlockGraph *graph, int root)
 {
@@ -168,7 +168,7 @@ count_all_behind(DlockGraph *graph, int root)
 	return count;
 }
 
-/* A vertex that this one waits for; -1: none that could be seen */
+/* A vertex that vertex n waits for; -1: the graph has none */
 static int
 find_blocker(const DlockGraph *graph, int n)
 {
@@ -196,8 +196,8 @@ find_blocker(const DlockGraph *graph, int n)
 }
 
 /*
- * Find the cycle that a vertex is in or waits for, and return the vertex of it
- * that began to wait last; -1 if a vertex no longer waits.
+ * Find the cycle that a vertex is in or waits for.  Returns the vertex of the
+ * cycle that began to wait last, or -1 if the graph shows no cycle.
  */
 static int
 find_in_cycle(DlockGraph *graph, int n)
@@ -257,14 +257,14 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 	return PointerGetDatum(cstring_to_text_with_len(text.data, text.len));
 }
 
-/* The part of a vertex's locks that is shown */
+/* What the view shows of a vertex's locks */
 typedef struct Summary
 {
-	DlockGraphLock *lock;		/* dlock's with most waiters, or NULL ... */
-	const DlockGraphPlace *place;	/* ... and the ticket's place there */
-	int			behind;			/* number of these waiters */
-	uint64		since;			/* when the first direct waiter for any of its
-								 * locks began to wait */
+	DlockGraphLock *lock;		/* lock of dlock with most waiters, or NULL */
+	const DlockGraphPlace *place;	/* the vertex's place in that lock */
+	int			behind;			/* number of waiters for that lock */
+	uint64		since;			/* earliest start of a wait for any of the
+								 * vertex's locks */
 	Datum		holds[MAX_HOLDS];
 	int			num_holds;
 } Summary;
@@ -370,7 +370,7 @@ show_vertex(ReturnSetInfo *rsinfo, const DlockGraph *graph, DlockSpace *space,
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* Show a vertex if one of this database is behind it. */
+/* Show a vertex if a vertex of this database waits behind it. */
 static void
 show_if_ours(ReturnSetInfo *rsinfo, DlockGraph *graph, DlockSpace *space,
 			 int n)

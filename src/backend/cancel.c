@@ -3,19 +3,19 @@
  * cancel.c
  *	  Cancels a transaction that guards with a lock it has lost.
  *
- * The commit of such a transaction would be refused.  Until then it would work
- * in vain, and its row locks would block the next holder.
+ * Otherwise the transaction would work in vain, because its commit is refused,
+ * and its row locks would block the next holder of the lock.
  *
  * No other process notifies the backend: a lease can run out unnoticed, and a
  * notification could arrive in the next transaction.  So the backend itself
- * "watches" the tickets that its transaction guards with: before each
+ * checks ("watches") the tickets that its transaction guards with: before each
  * statement, and every 100 ms during a statement, in a timeout's handler.  The
- * handler takes no lock, so watched tickets are not moved or freed.
+ * handler reads tickets without a lock, so a watched ticket is never freed.
  *
- * The handler cancels as pg_cancel_backend() does, but with another value in
- * QueryCancelPending.  So if the guard ends before the cancel takes effect,
- * the cancel is withdrawn, and no later statement is canceled (I25).  A cancel
- * by another process stays.
+ * The handler cancels as pg_cancel_backend() does, but stores CANCELED_HERE in
+ * QueryCancelPending.  If the guard ends before the cancel takes effect, the
+ * backend withdraws the cancel, so that no later statement is canceled (I25).
+ * A cancel by another process stays.
  *
  *-------------------------------------------------------------------------
  */
@@ -34,13 +34,13 @@
 
 #include "backend/inner.h"
 
-/* Interval of the handler's looks, in milliseconds */
+/* Interval of the handler's checks, in milliseconds */
 #define LOOK_EVERY	100
 
-/* Guards to check before a statement: taking n in a loop checks n * n times */
+/* Most guards to check before a statement, so that a loop of guards is fast */
 #define MAX_LOOKED_AT	64
 
-/* In QueryCancelPending: only the handler has canceled; others set 1 */
+/* In QueryCancelPending: only the handler has canceled; other cancels set 1 */
 #define CANCELED_HERE	2
 
 /* A ticket that the current transaction guards with */
@@ -48,31 +48,31 @@ typedef struct Watched
 {
 	const DlockKey *key;
 	DlockTicket *ticket;
-	DlockLease *lease;			/* that has it, or NULL */
+	DlockLease *lease;			/* of the ticket, or NULL */
 } Watched;
 
 bool		dlock_cancel_lost_guards = true;
 
-/* For the handler: a statement runs, with the explanation on the stack */
+/* For the handler: a statement runs, so "explanation" is on the stack */
 volatile bool dlock_cancel_explained = false;
 
-/* Read by the handler.  The latest comes last. */
+/* Read by the handler; the latest ticket comes last */
 static Watched *volatile watched = NULL;
 static volatile int num_watched = 0;
 static int	max_watched = 0;
 
-/* The handler has canceled, and a lost guard has been watched since */
+/* The handler has canceled, and a lost ticket is still watched */
 static volatile sig_atomic_t canceled = false;
 
 static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered */
 
 static void explain_cancel(void *arg);
 
-/* At the bottom of error_context_stack if a statement may be canceled */
+/* At the bottom of error_context_stack while a statement may be canceled */
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
- * The first ticket that does not hold any more; NULL if all do.  Takes no
+ * The first watched ticket that does not hold any more, or NULL.  Takes no
  * lock, raises no error, and may be called in a signal handler.
  */
 static const Watched *
@@ -90,9 +90,9 @@ find_lost(void)
 }
 
 /*
- * Change QueryCancelPending from one value to another.  A cancel by another
- * process sets 1, which stays.  It comes by SIGINT, because no session with a
- * guard can have a recovery conflict.
+ * Change QueryCancelPending from "before" to "after", but keep the 1 that a
+ * cancel by another process sets.  Only SIGINT can set 1 here, because a
+ * session with a guard has no recovery conflict.
  */
 static void
 exchange_cancel(sig_atomic_t before, sig_atomic_t after)
@@ -109,10 +109,10 @@ exchange_cancel(sig_atomic_t before, sig_atomic_t after)
 }
 
 /*
- * Is there something to cancel?  A statement that is parsed, planned or
- * executed has a snapshot, or waits for a lock.  So does a deferred trigger at
- * COMMIT.  Statements that end the transaction, or go back to a savepoint, do
- * not: they always work.
+ * Is there something to cancel?  While a statement is parsed, planned or
+ * executed, it has a snapshot or waits for a lock.  A deferred trigger at
+ * COMMIT has a snapshot, too.  A statement that ends the transaction, or goes
+ * back to a savepoint, has none, and must always work.
  */
 static bool
 is_cancelable(void)
@@ -134,9 +134,9 @@ put_explanation(void)
 }
 
 /*
- * Put the explanation in place in the handler; false if that is impossible
- * now.  An executed statement has it already.  Otherwise the stack can be
- * walked only in a wait for a lock, as an error may have freed a part.
+ * Put the explanation on the stack, in the handler.  Returns false if that is
+ * impossible now.  An executed statement has put it there already.  Otherwise
+ * the stack may have dangling entries after an error, except in a lock wait.
  */
 static bool
 put_explanation_in_handler(void)
@@ -150,7 +150,7 @@ put_explanation_in_handler(void)
 	return true;
 }
 
-/* The timeout's handler.  As in any handler, anything can be under way. */
+/* The timeout's handler, which can interrupt any code */
 static void
 look_at_guards(void)
 {
@@ -163,8 +163,8 @@ look_at_guards(void)
 }
 
 /*
- * Begin to look, or begin again: an error disables timeouts, even if it loses
- * only a savepoint, and a statement's end restores the stack.
+ * Begin to check, or begin again: any error disables timeouts, also within a
+ * savepoint, and the end of a statement restores error_context_stack.
  */
 static void
 begin_looking(void)
@@ -198,7 +198,7 @@ dlock_cancel_prepare(void)
 		pfree(before);
 }
 
-/* Watch a ticket until the matching dlock_cancel_unwatch(), latest first. */
+/* Watch a ticket.  Each dlock_cancel_unwatch() ends the latest watch. */
 void
 dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 {
@@ -216,8 +216,8 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 }
 
 /*
- * Stop watching the latest ticket, or all: a commit that begins looks at the
- * guards itself.  Raises no error.
+ * Stop watching the latest ticket.  A commit that begins stops watching all,
+ * because pin_guards() then checks them.  Raises no error.
  */
 void
 dlock_cancel_unwatch(bool all)
@@ -234,7 +234,7 @@ dlock_cancel_unwatch(bool all)
 		disable_timeout(look_timeout, false);
 }
 
-/* Detail and hint of both messages below */
+/* Set detail and hint of the error. */
 static int
 explain(const Watched *lost)
 {
@@ -245,8 +245,8 @@ explain(const Watched *lost)
 }
 
 /*
- * A statement begins.  "may_fail" is false if it must always work, as ROLLBACK
- * TO does.  With many guards, only the handler finds a loss.
+ * A statement begins: if a guard is lost, raise an error, unless the statement
+ * must always work (ROLLBACK TO).  With many guards, only the handler checks.
  */
 void
 dlock_cancel_check(bool may_fail)
@@ -265,7 +265,7 @@ dlock_cancel_check(bool may_fail)
 	begin_looking();
 }
 
-/* If the handler has canceled, replace PostgreSQL's "due to user request". */
+/* If the handler has canceled, replace PostgreSQL's error message. */
 static void
 explain_cancel(void *arg)
 {

@@ -3,9 +3,9 @@
  * change.c
  *	  Changing existing tickets and leases.
  *
- * A record is changed in shared memory, and the call returns when its row is
- * durable.  If that fails, the change is undone.  So changes of one record
- * come one after the other (I19).
+ * A call changes a record in shared memory, and returns once the record's row
+ * is durable.  If the write fails, the call restores the old value.  So only
+ * one call at a time may change a record (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -21,19 +21,19 @@
 typedef struct Change
 {
 	DlockSpace *space;
-	DlockRecord *record;		/* in use, or NULL */
-	DlockLeaseTicket *ticket;	/* of this ticket, or ... */
-	DlockLease *lease;			/* ... of this lease */
-	Oid			role;			/* that its memory is counted to */
-	LOCKTAG		tag;			/* of its number, in PostgreSQL's locks */
+	DlockRecord *record;		/* the ticket's or the lease's; NULL: gone */
+	DlockLeaseTicket *ticket;
+	DlockLease *lease;
+	Oid			role;			/* the record's memory counts for this role */
+	LOCKTAG		tag;			/* of the heavyweight lock on the number */
 	int			uses_before;
-	dsa_pointer info;			/* the new one; once exchanged, the old one */
+	dsa_pointer info;			/* new info; after the exchange, old info */
 	DlockLease *retimed;		/* the lease that gets another ttl */
 } Change;
 
 /*
- * Find the ticket or the lease with this number, once no other call changes
- * it.  Numbers with the same 48 low bits wait for each other, too.
+ * Wait until no other call changes this number, and find its ticket or lease.
+ * Numbers that differ only above the 48 low bits share the lock.
  */
 static void
 begin_change(Change *change, int64 number)
@@ -50,7 +50,7 @@ begin_change(Change *change, int64 number)
 		dlock_lease_find(change->space, number);
 	if (change->lease && change->lease->single)
 	{
-		/* its ticket was just published */
+		/* its ticket was entered in the meantime */
 		change->lease = NULL;
 		change->ticket = dlock_lease_ticket_find(change->space, number);
 	}
@@ -73,7 +73,7 @@ finish_change(Change *change)
 	(void) LockRelease(&change->tag, ExclusiveLock, false);
 }
 
-/* Raises 55L01 if the extension is gone. */
+/* Is the record still alive?  Raises 55L01 if the extension is gone. */
 static bool
 is_there(const Change *change)
 {
@@ -93,7 +93,7 @@ exchange_info(Change *change)
 		dlock_lease_exchange_info(change->lease, &change->info);
 }
 
-/* The change did not become durable, or this backend exits before. */
+/* Undo a change that did not become durable, at an error or an exit. */
 static void
 undo_info(int code, Datum arg)
 {
@@ -133,7 +133,7 @@ change_info_of_lease(int64 number, const char *info)
 	return changed;
 }
 
-/* Change the info of a ticket or a lease; false if it is gone */
+/* Change the info of a ticket or lease.  Returns false if it is gone. */
 bool
 dlock_change_info(DlockSpace *space, int64 number, const char *info)
 {
@@ -165,10 +165,10 @@ undo_ttl(int code, Datum arg)
 
 /*
  * Renew a lease, or the single lease of a ticket, with another ttl.  Returns
- * the number of its tickets, or -1 if it is gone.
+ * the number of the lease's tickets, or -1 if the lease is gone.
  *
- * The wait is at the lease's durability, if that is higher than
- * synchronous_commit: a standby that takes over goes by the row.
+ * Waits at the lease's durability, if this is higher than synchronous_commit,
+ * because a promoted standby takes the ttl from the row.
  */
 int
 dlock_change_ttl(int64 number, int64 ttl)
@@ -181,7 +181,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	begin_change(&change, number);
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
-	/* a lease of many is renewed by its own number only */
+	/* a lease of many is not renewed by the number of a ticket */
 	if (lease && !change.lease && !lease->single)
 		lease = NULL;
 	/* only the first change of a ttl allocates memory */
@@ -232,8 +232,8 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * Make a lease's exclusive hold a shared one.  Others are granted once the row
- * with the new mode is in the WAL, even if this call fails.
+ * Make a lease's exclusive hold a shared one.  Waiters are granted once the
+ * row with the new mode is in the WAL, even if this call fails.
  */
 static bool
 downgrade_of_lease(int64 number)
@@ -261,7 +261,7 @@ downgrade_of_lease(int64 number)
 	return holds;
 }
 
-/* Make an exclusive hold shared, in place; false if it does not hold. */
+/* Make an exclusive hold shared.  Returns false if it is not held. */
 bool
 dlock_change_mode(DlockSpace *space, int64 number)
 {

@@ -41,12 +41,12 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* in each call, because UNLISTEN or a rollback may have undone it */
+	/* in each call, because UNLISTEN or a rollback may have ended it */
 	Async_Listen(my_channel);
 	return my_channel;
 }
 
-/* The next client of this session must not know the channel. */
+/* Forget the channel, which this session's next client must not know. */
 void
 dlock_notify_forget(void)
 {

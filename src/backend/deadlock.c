@@ -3,45 +3,45 @@
  * deadlock.c
  *	  Finding deadlocks, choosing victims, and the reports.
  *
- * A waiter looks for a deadlock after deadlock_timeout, and again from time to
- * time.  Most looks end at the first question: does a process wait for
- * something that this backend has?  If not, this backend is in no cycle.  The
- * question holds each lock for a few instructions only.
+ * A waiter looks for a deadlock after deadlock_timeout, and again at
+ * intervals.  It first checks, at little cost, if any process waits for a lock
+ * of this backend.  If not, this backend is in no cycle.
  *
- * Otherwise the waiter collects all that it waits for, directly or not
- * (graph.c), and reduces that graph as Holt did ("Some deadlock properties of
- * computer systems", 1972).  A process that waits for nothing can go on, and
- * will in the end release all.  A process whose requests are then granted can
- * go on, too.  This repeats until nothing changes; the rest are stuck.
- * Granting follows the rules of the queue.  So a wait for permits, or behind
- * shared holders, is a deadlock only if no process is left that could end it.
+ * Otherwise the waiter collects the graph of all that it waits for, directly
+ * or not (graph.c), and reduces it as Holt did ("Some deadlock properties of
+ * computer systems", 1972).  A process that waits for nothing goes on and
+ * releases its locks.  Waiters get them by the rules of the queue, and a
+ * waiter that gets all it waits for goes on, too.  Processes that never go on
+ * are *stuck*.  So a wait for permits, or behind shared holders, is a deadlock
+ * only if no process goes on that could end the wait.
  *
- * A stuck process may only wait for others that are in a deadlock.  Let W and
- * A have a permit each, let W wait for another permit, and let A be in a
- * deadlock with Z.  W is in a cycle, too, because its own permit blocks it,
- * but only the end of A or Z helps.  So a deadlock is a set of waiters that
- * stays stuck even if all others go on.  A minimal set is strongly connected,
- * because a part that waits for nothing in the rest would be a smaller set.
+ * A stuck process need not be in a deadlock.  Suppose that W and A hold a
+ * permit each of two, W waits for the second, and A is in a deadlock with Z.
+ * W is in a cycle, because its own permit blocks it, but only the end of A or
+ * Z helps.  So a deadlock is a set of waiters that stay stuck even if all
+ * other processes go on.  A minimal set is strongly connected: members that
+ * wait for no other member would be a smaller set.
  *
- * Two steps in turn find the *knot* of this backend.  The first keeps the
- * stuck processes that wait for this backend and for which this backend waits,
- * directly or not.  The second keeps the processes that stay stuck even if all
- * others go on.  The steps end when neither removes a process.  Neither
- * removes a part of a minimal set that contains this backend.  So if this
- * backend was removed, it is in no deadlock.  Otherwise the knot contains
- * every such set, and all its members find the same knot, because none of them
- * can move.
+ * find_knot() reduces the stuck processes to the *knot* of this backend.  It
+ * repeats two steps until neither removes a process.  The first step keeps the
+ * processes that wait for this backend and for which this backend waits,
+ * directly or not.  The second keeps those that stay stuck even if all removed
+ * processes go on.  No step removes a member of a minimal set that contains
+ * this backend.  So if this backend is removed, it is in no deadlock.
+ * Otherwise the knot contains each minimal set that contains this backend.
+ * All members of a knot find the same knot.
  *
- * PostgreSQL's detector resolves deadlocks of heavyweight locks alone.  The
- * victim is the member of the knot whose end lets most others go on; among
- * equals, the one with the youngest ticket.  A backend that finds another one
- * to be the victim notifies it.
+ * Deadlocks of heavyweight locks alone are left to PostgreSQL's detector.  The
+ * victim is the member of the knot whose end lets most other members go on;
+ * among equals, the member with the youngest ticket.  If the victim is another
+ * backend, this backend notifies it.
  *
- * The victim collects the graph twice, and believes a knot only if each member
- * was in the same wait the first time.  All members were then in these waits
- * at the moment between the two.  Every place that blocks them in the second
- * graph also blocked them at that moment, because no new place can come before
- * a waiter.  So the knot was stuck then, and stays stuck (I26).
+ * The graph is not a snapshot, so the victim collects it twice.  It accepts a
+ * knot only if each member was in the same wait in the first graph.  Then all
+ * members were in these waits at one moment between the two collections.  All
+ * processes that block members in the second graph did so at that moment, too,
+ * because no process can begin to block a waiter (graph.c).  So the knot was
+ * stuck then, and stays stuck (I26).
  *
  *-------------------------------------------------------------------------
  */
@@ -59,13 +59,13 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* Attempts, if the waits change in each */
+/* Graphs to collect in one look, if the waits keep changing */
 #define MAX_LOOKS		5
 
 /* Members of a knot to try as the victim, the youngest first */
 #define MAX_CANDIDATES	64
 
-/* Processes to name in a list */
+/* Processes to name in a list of a message */
 #define MAX_NAMED		10
 
 static bool
@@ -74,7 +74,7 @@ is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
 }
 
-/* Grant the requests at a place; true if a stuck vertex can go on then. */
+/* Grant the requests at a place.  Returns true if a stuck vertex goes on. */
 static bool
 end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 {
@@ -99,11 +99,11 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
- * Does a waiter fit beside the stuck, whose places "counts" and "permits" sum
- * up?  Its own backend's places in a heavyweight lock ("own") do not block it.
- *
- * A request for more permits than are set exists only if dlock_set_slots() has
- * set them, which it can do again.  So no stuck process blocks it.
+ * Does a request fit beside the stuck processes before it?  "counts" has their
+ * number by mode, "permits" their permits.  Modes of a heavyweight lock that
+ * the requesting backend itself has ("own") do not block the request.  A
+ * request for more permits than the lock has slots waits for no process, but
+ * for dlock_set_slots() to raise the slots.
  */
 static bool
 fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
@@ -126,12 +126,12 @@ fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
 
 /*
  * Grant a queue's requests as if all processes that are not stuck had left.
- * In a queue of dlock, no ticket passes one that does not fit.
+ * In dlock's queues, no request passes a stuck process that does not fit.
  */
 static bool
 reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 {
-	int			counts[MAX_LOCKMODES] = {0};	/* of the stuck, by mode */
+	int			counts[MAX_LOCKMODES] = {0};	/* stuck processes, by mode */
 	int64		permits = 0;
 	bool		changed = false;
 
@@ -192,7 +192,7 @@ reduce(DlockGraph *graph)
 	} while (changed);
 }
 
-/* Remove deadlocks of only heavyweight locks, which PostgreSQL resolves. */
+/* Assume that PostgreSQL resolves all deadlocks of only heavyweight locks. */
 static void
 resolve_heavy(DlockGraph *graph)
 {
@@ -210,7 +210,7 @@ resolve_heavy(DlockGraph *graph)
 	reduce(graph);
 }
 
-/* Mark stuck vertices that a reached one waits for; true if one is new. */
+/* Spread "reached" from waiters to blockers.  Returns true if it spread. */
 static bool
 mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -239,7 +239,7 @@ mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/* Mark stuck vertices that wait for a reaching one; true if one is new. */
+/* Spread "reaches" from blockers to waiters.  Returns true if it spread. */
 static bool
 mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -265,8 +265,8 @@ mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 }
 
 /*
- * Keep the stuck vertices that this backend waits for, directly or not, and
- * that wait for this backend.  Returns true if any others were stuck.
+ * Keep the stuck vertices that wait for this backend and for which this
+ * backend waits, directly or not.  Returns true if it removed any vertex.
  */
 static bool
 keep_connected(DlockGraph *graph)
@@ -299,7 +299,7 @@ keep_connected(DlockGraph *graph)
 	return fell_out;
 }
 
-/* Mark the knot of this backend; false if it is in none. */
+/* Mark this backend's knot.  Returns false if this backend is in no knot. */
 static bool
 find_knot(DlockGraph *graph)
 {
@@ -315,7 +315,7 @@ find_knot(DlockGraph *graph)
 	return graph->vertices[0].in_knot;
 }
 
-/* How many of the knot remain stuck if this one goes on? */
+/* How many members of the knot stay stuck if the member "ended" goes on? */
 static int
 count_without(DlockGraph *graph, const DlockVertex *ended)
 {
@@ -333,7 +333,7 @@ count_without(DlockGraph *graph, const DlockVertex *ended)
 	return count;
 }
 
-/* Several can wait for one ticket of a lease. */
+/* Several sessions can wait for one lease's ticket, hence the proc number. */
 static bool
 is_younger(const DlockVertex *a, const DlockVertex *b)
 {
@@ -341,7 +341,7 @@ is_younger(const DlockVertex *a, const DlockVertex *b)
 		(a->number == b->number && a->procno > b->procno);
 }
 
-/* The youngest of the knot that waits in dlock, and is older than "before" */
+/* The youngest member that waits in dlock, of those older than "before" */
 static DlockVertex *
 next_candidate(DlockGraph *graph, const DlockVertex *before)
 {
@@ -359,7 +359,7 @@ next_candidate(DlockGraph *graph, const DlockVertex *before)
 	return next;
 }
 
-/* The victim of this backend's knot; NULL if it is in none */
+/* The victim of this backend's knot; NULL if this backend is in no knot */
 static DlockVertex *
 find_victim(DlockGraph *graph)
 {
@@ -384,7 +384,7 @@ find_victim(DlockGraph *graph)
 	return victim;
 }
 
-/* Was a process in this wait of one graph when the other was collected? */
+/* Was the process in the same wait when the graph "before" was collected? */
 static bool
 was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
 			const DlockGraph *before)
@@ -406,7 +406,7 @@ was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
 	return false;
 }
 
-/* Was each member of the knot in the same wait before? */
+/* Was each member of the knot in the same wait in the graph "before"? */
 static bool
 knot_was_waiting(const DlockGraph *graph, const DlockGraph *before)
 {
@@ -438,7 +438,7 @@ typedef struct NameList
 	int			count;
 } NameList;
 
-/* Is there room for one more?  Appends the separator before it. */
+/* Is there room for another name?  Appends the separator before the name. */
 static bool
 begin_name(NameList *list)
 {
@@ -553,8 +553,8 @@ report_deadlock(DlockGraph *graph)
 }
 
 /*
- * Does a process wait for a heavyweight lock of this backend?  A lock that is
- * just being moved from the fast path is seen the next time.
+ * Does a process wait for a heavyweight lock of this backend?  If a waiter is
+ * just moving that lock out of the fast path, the next look finds the lock.
  */
 static bool
 blocks_heavyweight(void)
@@ -563,7 +563,7 @@ blocks_heavyweight(void)
 
 	for (int i = 0; i < NUM_LOCK_PARTITIONS && !result; i++)
 	{
-		/* without the lock, this may be out of date */
+		/* without the partition's lock, the list may be out of date */
 		if (compat_next_of_proc(MyProc, i, NULL) == NULL)
 			continue;
 		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
@@ -576,16 +576,16 @@ blocks_heavyweight(void)
 }
 
 /*
- * Look for a deadlock; raises 40P01 if this backend is the victim of one.
- * Returns false if the waits changed in each attempt: the caller must retry.
+ * Look for a deadlock.  Raises 40P01 if this backend is the victim.  Returns
+ * false if the waits changed in each attempt: the caller must retry.
  *
- * Unless "thorough", look only if another process waits for a heavyweight lock
- * of this backend.  If a wait in dlock closes a cycle, its backend looks
- * thoroughly after deadlock_timeout.  If a wait in the lock manager closes it,
- * a waiter of dlock in the cycle holds such a lock.
+ * Unless "thorough", look only if a process waits for a heavyweight lock of
+ * this backend.  If a wait for such a lock closes a cycle, a process that
+ * waits in dlock holds one of the cycle's heavyweight locks.  If a wait in
+ * dlock closes the cycle, its backend looks thoroughly.
  *
- * A backend that another one has found to be the victim ("told") always looks:
- * it may block others only by its place in a queue.
+ * If another backend has found this one to be the victim ("told"), look in any
+ * case: this backend may block others only by its place in a queue.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
@@ -629,8 +629,8 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 }
 
 /*
- * Log what log_lock_waits asks for, as PostgreSQL's lock manager does, but
- * with few of the holders and the queue.  "waited" is in microseconds.
+ * Write the line of log_lock_waits, as PostgreSQL's lock manager does, but
+ * name at most MAX_NAMED holders and waiters.  "waited" is in microseconds.
  */
 void
 dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,

@@ -3,9 +3,9 @@
  * durable.c
  *	  Waiting until a session's changes of leases are durable.
  *
- * The worker writes them, in a transaction that commits asynchronously, and
- * flushes it if several wait.  A caller waits until its change is in the WAL,
- * flushes the WAL, and waits for standbys, as synchronous_commit says (I19).
+ * The worker writes changes in transactions that commit asynchronously, and
+ * flushes the WAL only if several callers wait.  A caller waits for its change
+ * to be in the WAL, flushes, and waits for standbys at its synchronous_commit.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,13 +21,13 @@
 #include "backend/inner.h"
 #include "tables/tables.h"
 
-/* Interval of looking for a worker, and looks before giving up */
+/* Interval of checks for a worker, and number of checks before an error */
 #define RETRY_MS	1000
 #define MAX_RETRIES 10
 
 /*
- * Make the WAL durable up to here.  Returns false if the wait for standbys was
- * canceled: PostgreSQL only warns then.
+ * Make the WAL durable up to "lsn".  Returns false if the wait for standbys
+ * was canceled, because PostgreSQL only warns then.
  */
 static bool
 make_durable(XLogRecPtr lsn)
@@ -39,7 +39,7 @@ make_durable(XLogRecPtr lsn)
 	XLogFlush(lsn);
 	if (dlock_quorum_is_acknowledged(lsn, durability))
 		return true;
-	/* several callers wait for the LSN of one commit */
+	/* SyncRepWaitForLSN() asserts that no two callers wait for one LSN */
 	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
 	{
 		lsn = compat_log_message("dlock");
@@ -51,12 +51,12 @@ make_durable(XLogRecPtr lsn)
 	return dlock_quorum_is_acknowledged(lsn, durability);
 }
 
-/* If the change is in the WAL, *lsn is its position. */
+/* Is the change in the WAL?  Then *lsn is set to its position. */
 static bool
 is_written(DlockSpace *space, DlockRecord *record, uint64 mark,
 		   XLogRecPtr *lsn)
 {
-	/* the difference, because marks wrap around */
+	/* compare the difference, because marks wrap around */
 	if ((int32) (pg_atomic_read_u32(&record->written) - mark) < 0)
 		return false;
 	pg_read_barrier();
@@ -92,15 +92,15 @@ raise_no_worker(const char *detail)
 
 /*
  * Wait until a record's changes so far are durable at synchronous_commit.
- * Does not raise the lease's durability.  If the wait fails, "outcome" tells
- * in the error what becomes of the changes.
+ * Does not raise the lease's durability.  "outcome" is for the error message
+ * of a failed wait: it says what becomes of the changes.
  */
 void
 dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 						const char *outcome)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
-	int			alone = 0;		/* looks that found no worker */
+	int			alone = 0;		/* checks in a row that found no worker */
 	uint32		mark;
 	XLogRecPtr	lsn;
 	bool		durable;
@@ -115,7 +115,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 			break;
 		if (record->finished)
 		{
-			/* the record ended unwritten: the caller checks that */
+			/* the record ended without a row: the caller checks for that */
 			lsn = InvalidXLogRecPtr;
 			break;
 		}
@@ -165,8 +165,8 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * Wait for a caller that withdraws its request if this fails.  The lease keeps
- * the durability even then, because another caller may count on it.
+ * Wait until a new record is durable.  If the wait fails, the caller withdraws
+ * its request.  The lease keeps the durability, because others may need it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)
@@ -200,7 +200,7 @@ dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 		wait_for_record(space, record, outcome);
 		return;
 	}
-	/* PostgreSQL takes the level from the setting; an error resets it */
+	/* PostgreSQL waits at the setting's level; an error resets the setting */
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);

@@ -14,7 +14,7 @@
 
 #include "backend/inner.h"
 
-/* A role's name, or its number if it is gone */
+/* A role's name, or its OID if the role is gone */
 static const char *
 role_name(Oid role)
 {
@@ -36,7 +36,7 @@ dlock_describe_caller(void)
 					role_name(session), role_name(GetUserId()));
 }
 
-/* Is it another role's lease, even for a superuser?  *role is its name. */
+/* Is it another role's lease, even for a superuser?  *role is that role. */
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {
@@ -59,7 +59,7 @@ dlock_log_forced_release(DlockSpace *space, int64 number,
 {
 	StringInfoData detail;
 
-	/* the log line makes a grant known */
+	/* the log line lets readers conclude that the lock was granted (I15) */
 	dlock_journal_flush_removal(space, &forced->key);
 	initStringInfo(&detail);
 	appendStringInfo(&detail, "%s %s ", dlock_describe_caller(),

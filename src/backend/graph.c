@@ -4,26 +4,26 @@
  *	  Collecting the graph of waits.
  *
  * For the deadlock detector, the search starts from this backend and collects
- * each backend that a collected one waits for.  For dlock_blockers, it
- * collects all.  Each lock is read once, under one LWLock only: the entry's
- * lock for a lock of dlock, the partition's lock for a heavyweight one (I26).
+ * each backend that a collected backend waits for.  For dlock_blockers, it
+ * collects all waits.  The search reads each lock once, under one LWLock: the
+ * entry's lock, or the partition's lock for a heavyweight lock (I26).
  *
- * So the graph is not a snapshot.  The detector relies only on waits that were
- * seen twice, and on the places before them.  No new place can come before a
- * waiter: in dlock by the rule of its queues; in the lock manager because a
- * request passes a waiter only if they do not conflict, or if its process
- * already holds a lock that the waiter waits for.
+ * So the graph is not a snapshot.  The detector relies only on waits that it
+ * saw twice, and on the places before those waits.  No process can begin to
+ * block a waiter.  In dlock's queues, no request passes another.  In the lock
+ * manager, a request passes a waiter only if the two do not conflict, or if
+ * its process already holds a lock that blocks the waiter.
  *
- * proc->waitLock changes under the lock of the awaited lock's partition.
- * Which partition that is must be read without the lock, and is verified under
- * it.  A recycled LOCK stays mapped, and is still a LOCK.  Fast-path locks
- * need no search, because a waiter moves those that block it to the main
- * table.
+ * proc->waitLock changes under its partition's lock.  The search reads it
+ * without a lock to find the partition, and again under the partition's lock.
+ * The first read may follow a stale pointer.  That is safe, because a recycled
+ * LOCK stays mapped and is still a LOCK.  Fast-path locks need no search: a
+ * waiter moves those that block it to the main table.
  *
  * A lease's ticket that has ended keeps its place until the worker has removed
- * its row, so its waiters wait for the worker, too.  If another process has
- * locked a table of leases ("blocked_on" of the space), the worker retries,
- * and this graph shows it at the end of that lock's queue.
+ * its row, so waiters for its lock wait for the worker.  If a process locks a
+ * table of leases, the worker polls ("blocked_on" of the space).  The graph
+ * shows the worker at the end of that table's queue.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,7 +41,7 @@ StaticAssertDecl(DLOCK_SLOTS < MAX_LOCKMODES, "modes are bits of a LOCKMASK");
 	(LOCKBIT_ON(DLOCK_EXCLUSIVE) | LOCKBIT_ON(DLOCK_SHARED) | \
 	 LOCKBIT_ON(DLOCK_SLOTS))
 
-/* Read what a backend waits for in dlock; false if it does not wait. */
+/* Read a backend's wait in dlock.  Returns false if it does not wait. */
 bool
 dlock_graph_read_wait(int procno, DlockWait *wait)
 {
@@ -60,7 +60,7 @@ dlock_graph_read_wait(int procno, DlockWait *wait)
 	return wait->number != 0;
 }
 
-/* Read a lock's members, see dlock_queue_members(); returns their number. */
+/* Read a lock by dlock_queue_members().  Returns the number of members. */
 int
 dlock_graph_read_lock(const DlockKey *key, int max_each, DlockMember **members,
 					  int32 *slots)
@@ -110,7 +110,7 @@ find_vertex(DlockGraph *graph, int procno, int pid)
 	return graph->vertex_of[procno];
 }
 
-/* Vertices that are not sessions */
+/* A vertex that is not a session */
 typedef struct OtherVertex
 {
 	int64		key;			/* hash key, must be first: a lease's number,
@@ -152,15 +152,15 @@ add_wait(DlockGraph *graph, int n, DlockGraphRef at, int procno, uint64 id)
 }
 
 /*
- * Collect the owners of the places before a waiter.  The next waiter's search
- * continues from here.
+ * Collect the owners of the places before a waiter.  For a later waiter of the
+ * same lock, the search continues from that place.
  */
 static void
 expand(DlockGraph *graph, DlockGraphRef at)
 {
 	DlockGraphLock *lock = &graph->locks[at.lock];
 
-	/* the whole graph has them already */
+	/* the whole graph has all owners already */
 	if (graph->others)
 		return;
 	for (; lock->expanded < at.place; lock->expanded++)
@@ -193,7 +193,7 @@ static void
 fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 		   const DlockMember *member)
 {
-	/* a lease's ticket has no owner: it can always end */
+	/* a lease's ticket has no owner, because its lease can run out */
 	bool		has_owner = member->session != 0 &&
 		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
 		member->session;
@@ -218,7 +218,7 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 	place->permits = member->permits;
 }
 
-/* The index of a lock, which the first call for it reads */
+/* The index of a lock; the first call for a lock reads the lock */
 static int
 find_lock(DlockGraph *graph, const DlockKey *key)
 {
@@ -248,7 +248,7 @@ find_lock(DlockGraph *graph, const DlockKey *key)
 	return l;
 }
 
-/* A waiter's place in a lock; -1 if it does not wait any more */
+/* A waiting ticket's place in a lock; -1 if it does not wait any more */
 static int
 find_waiting_place(const DlockGraphLock *lock, int64 number)
 {
@@ -331,7 +331,7 @@ copy_heavy_places(DlockGraph *graph, int l, LOCK *lock)
 	}
 }
 
-/* The lock that is held or awaited, under its partition's lock; or NULL */
+/* Find a heavyweight lock; NULL if unused.  The caller locks the partition. */
 static LOCK *
 find_heavy_lock(const LOCKTAG *tag, int partition)
 {
@@ -350,8 +350,8 @@ find_heavy_lock(const LOCKTAG *tag, int partition)
 }
 
 /*
- * Read the lock with this tag.  If "waiter" is not NULL, it must still wait
- * for the lock.  If there is no such lock, the copy is empty.
+ * Read the heavyweight lock with this tag.  The copy is empty if the lock is
+ * not in use, or if "waiter" is not NULL and does not wait for it any more.
  */
 static int
 read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
@@ -369,7 +369,7 @@ read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
 	{
 		LOCK	   *lock;
 
-		/* one more for the worker */
+		/* a place more, for the worker */
 		max = requests * 2;
 		copy->places = MemoryContextAllocHuge(CurrentMemoryContext,
 											  (max + 1) *
@@ -380,7 +380,7 @@ read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
 		pg_read_barrier();
 		if (lock && memcmp(&lock->tag, &tag, sizeof(LOCKTAG)) != 0)
 			lock = NULL;
-		/* a holder or waiter has made one request at least */
+		/* each holder or waiter has made at least one request */
 		requests = lock ? lock->nRequested : 0;
 		if (lock && requests <= max)
 			copy_heavy_places(graph, l, lock);
@@ -401,7 +401,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
 		DlockGraphRef at;
 
-		/* the worker's wait was entered before */
+		/* the worker polls; read_lock_of_worker() has entered its wait */
 		if (awaited == NULL && i != graph->worker)
 			continue;
 		if (graph->heavy[i].lock < 0 && awaited != NULL)
@@ -415,8 +415,8 @@ collect_heavy_waits(DlockGraph *graph, int n)
 }
 
 /*
- * Link the parallel workers that wait to their leaders, without a lock.  If a
- * process has another leader by now, its place has that owner.
+ * Link waiting parallel workers to their leaders.  This takes no lock, so a
+ * link can be out of date: collect_heavy_waits() compares the place's owner.
  */
 static void
 link_groups(DlockGraph *graph)
@@ -438,8 +438,8 @@ link_groups(DlockGraph *graph)
 
 /*
  * Read the lock of the table that blocks the worker, and enter the worker at
- * the end of its queue, unless it is there.  This comes first, so that no
- * heavyweight lock is there twice.
+ * the end of its queue, unless the worker is in it.  This is done first, so
+ * that the graph does not get this lock twice.
  */
 static void
 read_lock_of_worker(DlockGraph *graph)
@@ -472,7 +472,7 @@ read_lock_of_worker(DlockGraph *graph)
 		}
 		lock->count++;
 	}
-	/* one wait for as long as the worker is blocked */
+	/* the same wait for as long as the worker is blocked */
 	place->since = graph->blocked_on;
 	graph->heavy[graph->worker] = (DlockGraphRef) {l, p};
 }
@@ -484,7 +484,7 @@ make_index(Size size)
 	return memset(palloc(size), -1, size);
 }
 
-/* Make a graph, with the worker alone if that cannot lock a table. */
+/* Make a graph, empty except for the worker if it cannot lock a table. */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {
@@ -506,8 +506,8 @@ make_graph(DlockSpace *space)
 }
 
 /*
- * The PID of the space's worker if it cannot lock a table, or 0; and those of
- * the processes that block it, as *count integers.
+ * The PID of the space's worker if it cannot lock a table, otherwise 0.  *pids
+ * and *count are set to the PIDs of the processes that block the worker.
  */
 int
 dlock_graph_blocked_worker(DlockSpace *space, Datum **pids, int *count)
@@ -543,12 +543,12 @@ take_place(DlockGraph *graph, int n, int l, int p)
 }
 
 /*
- * Enter a lock's holders.  A holder is in the way of all behind the first
- * request that it blocks, so places in the queue get no vertex.
+ * Enter a lock's holders.  A holder also blocks all requests behind the first
+ * one that it blocks, so the places in the queue need no vertex.
  *
- * If no ticket holds the lock, the worker has still to remove the last
- * holder's row, and counts as the holder.  But a first request for more
- * permits than are set waits for no process.
+ * If no ticket holds the lock, the worker must still remove the last holder's
+ * row, and counts as the holder.  Exception: a first request for more permits
+ * than the lock has slots waits for no process.
  */
 static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)
@@ -593,7 +593,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 								  GetPGProcByNumber(worker)->pid), l, 0);
 }
 
-/* Enter all places of a heavyweight lock, also those in its queue. */
+/* Enter all places of a heavyweight lock, including those in its queue. */
 static void
 take_heavy_places(DlockGraph *graph, int l)
 {
@@ -615,7 +615,7 @@ take_heavy_places(DlockGraph *graph, int l)
 	}
 }
 
-/* Collect all awaited locks of the space, and all heavyweight ones. */
+/* Collect the awaited locks of the space and all awaited heavyweight locks. */
 DlockGraph *
 dlock_graph_collect_all(DlockSpace *space)
 {

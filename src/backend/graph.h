@@ -19,46 +19,46 @@
 typedef struct DlockWait
 {
 	uint64		count;
-	int64		number;			/* of the ticket waited for */
+	int64		number;			/* of the ticket that waits */
 	DlockMode	mode;
 	int32		permits;
-	DlockKey	key;			/* of its lock */
+	DlockKey	key;			/* of the ticket's lock */
 } DlockWait;
 
-/* A place: the index of its lock (-1: none), and its own in the lock */
+/* Identifies a place: index of its lock (-1: none), and index in the lock */
 typedef struct DlockGraphRef
 {
 	int			lock;
 	int			place;
 } DlockGraphRef;
 
-/* A holder or a waiter; for a heavyweight lock, a process can be both */
+/* A holder or waiter; in a heavyweight lock, a process can have both */
 typedef struct DlockGraphPlace
 {
 	int			procno;			/* possibly a parallel worker's */
-	int			owner;			/* proc number of the process that leaves this
-								 * place if it goes on; -1: it never waits */
+	int			owner;			/* proc number of the process whose end frees
+								 * this place; -1: none that can wait */
 	int			pid;			/* the owner's */
 	int			vertex;			/* the owner's; -1: not collected */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	bool		granted;
-	LOCKMASK	modes;			/* held or requested, a bit each */
-	LOCKMASK	conflicts;		/* modes that it conflicts with */
-	uint64		since;			/* start of the wait; 0: a moment ago */
+	LOCKMASK	modes;			/* held or requested, a bit for each */
+	LOCKMASK	conflicts;		/* modes that a request conflicts with */
+	uint64		since;			/* start of the wait; 0: held, or just begun */
 
 	/* of a lock of dlock */
 	int64		number;			/* of the ticket */
-	int64		lease;			/* that has the ticket, or 0 */
+	int64		lease;			/* number of the ticket's lease, or 0 */
 	Oid			role;
 	int32		slots;			/* as requested, or as set */
 	int32		permits;
-	bool		counts;			/* holds or waits, and is not about to leave */
-	bool		closed;			/* a delay of this ticket closes the lock */
+	bool		counts;			/* holds, waits, or keeps the lock closed */
+	bool		closed;			/* a delay keeps the lock closed */
 
 	/* blockers.c's */
 	DlockGraphRef next_of_vertex;
-	int			counted;		/* number of the latest count that came here */
-	const DlockRow *row;		/* of the ticket, if it has an info */
+	int			counted;		/* DlockGraph.number of its latest count */
+	const DlockRow *row;		/* of a ticket with an info, or NULL */
 } DlockGraphPlace;
 
 typedef struct DlockGraphLock
@@ -74,14 +74,14 @@ typedef struct DlockGraphLock
 	int			expanded;		/* places whose owners are collected */
 
 	/* blockers.c's */
-	int			first;			/* first request that waits in dlock ... */
-	int			first_exclusive;	/* ... and is not shared; "count": none */
-	int			number;			/* of the latest count that came here */
+	int			first;			/* first waiting request; "count": none */
+	int			first_exclusive;	/* first one that is not shared */
+	int			number;			/* DlockGraph.number of the latest count */
 	int			done[MAX_LOCKMODES];	/* by mode: counted from here on */
-	LOCKMASK	shared_modes;	/* only place of a root counted before ... */
-	int			shared_count;	/* ... and the count (modes 0: none) */
+	LOCKMASK	shared_modes;	/* 0, or modes of a root's only place ... */
+	int			shared_count;	/* ... and the result for that root */
 	bool		shared_is_ours;
-	bool		has_infos;		/* the places have their infos */
+	bool		has_infos;		/* "row" of each place is set */
 } DlockGraphLock;
 
 /* A wait of a process at a place */
@@ -92,8 +92,8 @@ typedef struct DlockGraphWait
 	DlockGraphRef at;
 	uint64		id;				/* differs between two waits; 0: unknown */
 	int			next_of_vertex; /* -1: none */
-	int			next_at_place;	/* -1: none; several can wait for a lease's */
-	bool		blocked;		/* see deadlock.c */
+	int			next_at_place;	/* -1: none; a lease's ticket can have more */
+	bool		blocked;		/* deadlock.c's: not granted yet */
 } DlockGraphWait;
 
 /*
@@ -105,22 +105,22 @@ typedef struct DlockVertex
 	int			procno;			/* -1: a lease */
 	int			pid;			/* 0: not a session */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
-	int64		number;			/* of the ticket waited for, or 0 */
+	int64		number;			/* of the ticket that waits, or 0 */
 
 	/* deadlock.c's */
-	bool		stuck;			/* does not go on, as far as is known */
+	bool		stuck;			/* not known to go on */
 	bool		in_knot;
-	bool		reached;
-	bool		reaches;
-	bool		mark;
-	LOCKMASK	counted;
+	bool		reached;		/* it blocks this backend, directly or not */
+	bool		reaches;		/* this backend blocks it, directly or not */
+	bool		mark;			/* scratch space of several functions */
+	LOCKMASK	counted;		/* modes counted by reduce_lock() */
 
 	/* blockers.c's */
 	DlockGraphRef first_place;
 	uint64		since;			/* start of its latest wait */
 	bool		is_ours;		/* of this database */
-	bool		explained;		/* a root, or waits behind one */
-	int			visited;		/* number of the latest count or walk */
+	bool		explained;		/* is a root, or waits behind a root */
+	int			visited;		/* DlockGraph.number of the latest visit */
 } DlockVertex;
 
 #define DLOCK_GRAPH_BUCKETS	256 /* a power of 2 */
@@ -141,8 +141,8 @@ typedef struct DlockGraph
 								 * is not the whole graph */
 	int		   *next_in_group;	/* by proc number: links a leader and its
 								 * waiting parallel workers; -1: none */
-	DlockGraphRef *heavy;		/* by proc number: where it waits in the lock
-								 * manager */
+	DlockGraphRef *heavy;		/* by proc number: the place where the process
+								 * waits for a heavyweight lock */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
 
 	/* the space's worker, if it cannot lock a table */
@@ -151,10 +151,10 @@ typedef struct DlockGraph
 	uint64		blocked_on;		/* copied from the space; 0: nothing */
 
 	/* blockers.c's */
-	int			number;			/* of the latest count or walk */
-	int		   *stack;			/* counted vertices to continue with */
+	int			number;			/* of the current count or walk, from 1 */
+	int		   *stack;			/* counted vertices, still to be expanded */
 	int			depth;
-	bool		found_ours;		/* the count has one of this database */
+	bool		found_ours;		/* a counted vertex is of this database */
 } DlockGraph;
 
 static inline DlockGraphPlace *

@@ -3,17 +3,17 @@
  * held.c
  *	  The tickets that this backend holds or waits with.
  *
- * Each ticket of this backend has a DlockHeld, from joining a lock until it
- * has left it.  It counts the acquires of the session and of the transaction:
- * the ticket ends when both counts are zero.  All memory is allocated before
- * the shared state changes; after that nothing here can fail (I10).
+ * Each ticket of this backend has a DlockHeld from when it joins a lock until
+ * it has left the lock.  A DlockHeld counts the acquires of the session and of
+ * the transaction: the ticket ends when both counts are zero.  All memory is
+ * allocated before the shared state changes, so nothing fails later (I10).
  *
  * A session can have many tickets under one name: permits, or enqueued
  * requests.  So that no call walks all of them, each name has a list of tickets
- * for each DlockHeldPlace, and counts of the tickets that are not gone.  The
+ * for each DlockHeldPlace, and counts of the tickets that are not lost.  The
  * queue is in the order of numbers, so if the oldest ticket still waits, the
- * later ones wait, too.  DlockBackend.lost shows that others have ended a
- * ticket.
+ * later ones wait, too.  A process that ends another backend's ticket
+ * increments that backend's DlockBackend.lost.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,14 +38,14 @@ int			dlock_held_watches = 0;
 /* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/* DlockHeld by number, hashed by its last bits: most are consecutive */
+/* Hash table by number; the hash is its last bits: most are consecutive */
 static dlist_head *numbers = NULL;
 static int	num_buckets = 0;	/* a power of 2, at least num_held */
 
-/* Memory for the next ticket, or NULL */
+/* The DlockHeld for the next ticket, or NULL */
 static DlockHeld *prepared_ticket = NULL;
 
-/* The name acquired last, or NULL: the only entry that may have no ticket */
+/* The latest name, or NULL.  Only this entry may have no ticket. */
 static DlockHeldName *latest_name = NULL;
 
 static uint32
@@ -90,7 +90,7 @@ dlock_held_initialize(void)
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/* Insert a ticket by age: usually as the latest. */
+/* Insert a ticket into a list, latest first: usually at the head. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -107,7 +107,7 @@ insert_by_age(dlist_head *list, DlockHeld *held)
 	dlist_push_tail(list, &held->by_name);
 }
 
-/* Count a ticket under its name, or take it out of the counts. */
+/* Add a ticket to the counts of its name (sign 1), or subtract it (-1). */
 static void
 count_ticket(DlockHeld *held, int sign)
 {
@@ -147,7 +147,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Find tickets that others have ended.  "lost" is counted after the state. */
+/* Find tickets that others have ended.  They set the state before "lost". */
 static void
 notice_losses(void)
 {
@@ -168,7 +168,7 @@ notice_losses(void)
 	lost_seen = lost;
 }
 
-/* See what others have done to the tickets under a name (I10). */
+/* Move the tickets that others have granted or ended under a name (I10). */
 static void
 catch_up(DlockHeldName *name)
 {
@@ -188,7 +188,7 @@ catch_up(DlockHeldName *name)
 	}
 }
 
-/* The latest ticket in this place that is granted */
+/* The latest granted ticket in this place, or NULL */
 static DlockHeld *
 find_granted(DlockHeldName *name, DlockHeldPlace place)
 {
@@ -220,7 +220,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 		move_ticket(held, granted_place(held));
 }
 
-/* Make a name the latest, and remove the one before if it has no ticket. */
+/* Make a name the latest.  Removes the previous latest if it has no ticket. */
 static void
 set_latest_name(DlockHeldName *name)
 {
@@ -231,7 +231,7 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
-/* Free a ticket that is in no lock, or drop the reference to an adopted one. */
+/* Free a ticket that is in no lock, or drop the reference to a lease's. */
 void
 dlock_held_free_ticket(DlockTicket *ticket)
 {
@@ -277,7 +277,7 @@ bucket_of_number(int64 number)
 	return &numbers[number & (num_buckets - 1)];
 }
 
-/* The ticket with this number, in any space if "space" is NULL; or NULL */
+/* Find a ticket by number, or return NULL.  "space" NULL means any space. */
 DlockHeld *
 dlock_held_find_number(const DlockSpace *space, int64 number)
 {
@@ -322,8 +322,8 @@ prepare_number(void)
 }
 
 /*
- * End and forget a ticket without acquires.  A ticket that was ended by force
- * stays until the session has released each acquire, and was warned each time.
+ * End and forget a ticket if it has no acquires left.  A ticket that others
+ * have ended stays until the session has released each of its acquires.
  */
 void
 dlock_held_settle(DlockHeld *held)
@@ -350,7 +350,7 @@ dlock_held_find_name(const DlockKey *key)
 	return name && name->count > 0 ? name : NULL;
 }
 
-/* The name's entry, without a key, and only if it is the latest name */
+/* The latest name's entry, if it has this name.  The caller needs no key. */
 DlockHeldName *
 dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 {
@@ -386,7 +386,7 @@ dlock_held_find_reentrant(DlockHeldName *name)
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
-/* The latest hold in session scope, or else one that was ended by force */
+/* The latest ticket held in session scope, or else a lost one with acquires */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
 {
@@ -414,7 +414,7 @@ dlock_held_is_holding(DlockHeldName *name)
 		find_granted(name, DLOCK_HELD_BY_XACT) != NULL;
 }
 
-/* dlock_held_blocks(), ticket by ticket */
+/* The exact answer to dlock_held_blocks(), ticket by ticket */
 static bool
 blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 			  int64 number)
@@ -445,15 +445,15 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 }
 
 /*
- * Would a request wait for a ticket of its own backend that it conflicts with?
- * Only tickets before "number", the number of its own ticket, matter.  A
- * request without a ticket (PG_INT64_MAX) is checked against the counts only.
- * The counts may be too high, never too low.
+ * Does a ticket of this backend block a request of this backend?  "number" is
+ * the request's own ticket; only tickets before it matter.  PG_INT64_MAX means
+ * that the request has no ticket yet.  Then only the counts are checked, which
+ * may be too high, never too low.
  *
- * False can be wrong only if dlock_slots has fewer slots than the request.
- * dlock_slots is read only if more slots could admit the request.  A request
- * for more permits than slots waits for no ticket of its own, because the slots
- * can be raised.
+ * Set slots are looked up only if the request's own slots do not admit it.  So
+ * if fewer slots are set, the answer may be a wrong false.  A request for more
+ * permits than the lock has slots waits for the slots to be raised, not for a
+ * ticket.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
@@ -482,7 +482,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Does a process wait for one of our tickets, not counting "except"? */
+/* Does a lock have a queue and a ticket of ours, not counting "except"? */
 bool
 dlock_held_blocks_others(int64 except)
 {
@@ -517,7 +517,7 @@ dlock_held_check_room(void)
 				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
 }
 
-/* Allocate all that entering a ticket under this name will need. */
+/* Allocate all memory that dlock_held_enter() will need under this name. */
 void
 dlock_held_prepare(const DlockKey *key)
 {

@@ -16,9 +16,9 @@
 typedef enum DlockHeldPlace
 {
 	DLOCK_HELD_WAITING,
-	DLOCK_HELD_BY_SESSION,		/* granted, and the session's to release */
-	DLOCK_HELD_BY_XACT,			/* granted, to the transaction alone */
-	DLOCK_HELD_LOST,			/* gone, and remembered */
+	DLOCK_HELD_BY_SESSION,		/* granted; the session must release it */
+	DLOCK_HELD_BY_XACT,			/* granted; only the transaction holds it */
+	DLOCK_HELD_LOST,			/* GONE, and not forgotten yet */
 	DLOCK_NUM_HELD_PLACES
 } DlockHeldPlace;
 
@@ -28,13 +28,13 @@ typedef struct DlockHeldName
 	DlockKey	key;			/* hash key, must be first */
 	dlist_head	tickets[DLOCK_NUM_HELD_PLACES]; /* DlockHeld.by_name, latest
 												 * first */
-	dlist_node	link;			/* in the list of names, if count > 0 */
-	uint32		count;			/* of all tickets */
+	dlist_node	link;			/* in names_in_use, if count > 0 */
+	uint32		count;			/* number of tickets */
 
-	/* of those that are not lost */
-	uint32		live;
-	uint32		exclusive;
-	int64		permits;
+	/* tickets that are not DLOCK_HELD_LOST: */
+	uint32		live;			/* their number */
+	uint32		exclusive;		/* number of exclusive ones */
+	int64		permits;		/* sum of their permits */
 } DlockHeldName;
 
 typedef struct DlockHeld
@@ -42,15 +42,15 @@ typedef struct DlockHeld
 	int64		number;
 	DlockHeldName *name;
 	DlockTicket *ticket;
-	DlockLock  *lock;			/* its lock's entry, until it is gone */
+	DlockLock  *lock;			/* the lock's entry, while not GONE (I7) */
 	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
 	DlockHeldPlace place;
 	dlist_node	by_age;			/* in dlock_held_tickets, latest first */
-	uint32		session_depth;	/* acquires not yet released */
+	uint32		session_depth;	/* acquires not yet released, by scope */
 	uint32		xact_depth;
 	uint32		marks;			/* marks that point here, see xact.c */
-	uint32		releases;		/* acquires that the marks undo */
+	uint32		releases;		/* acquires to be released at commit */
 } DlockHeld;
 
 static inline bool
@@ -66,8 +66,8 @@ dlock_held_is_granted(const DlockHeld *held)
 }
 
 /*
- * Must the session release the ticket?  Also if it has no acquires: an error
- * has kept it from ending, and the next release ends it.
+ * Must the session release the ticket?  The answer is also true if no acquires
+ * are left: then an error kept the ticket from ending, and a release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

@@ -16,7 +16,7 @@
 /* Leases attached to this session, each with a reference */
 static List *attached_leases = NIL;
 
-/* The lease did not become durable, or this backend exits before that. */
+/* Withdraw a lease that did not become durable, at an error or an exit. */
 static void
 withdraw_lease(int code, Datum arg)
 {
@@ -27,7 +27,7 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/* Note a lease, and check two others, so that ended ones do not pile up. */
+/* Add a lease to the list.  Checks two other leases, to remove ended ones. */
 static void
 attach_to_session(DlockLease *lease)
 {
@@ -72,7 +72,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		/* only now: a lease that is found by number must be in the list */
+		/* only now: a lease that is found by number must be in its space */
 		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))
@@ -85,8 +85,8 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 }
 
 /*
- * The session ends, or passes to another client: the ttl of its attached
- * leases begins.  Raises no error.
+ * Begin the ttl of the attached leases, because the session ends or passes to
+ * another client.  Raises no error.
  */
 void
 dlock_lease_detach_all(void)

@@ -4,8 +4,8 @@
  *	  Getting tickets for leases.
  *
  * A blocking request waits with a session's ticket, which the lease adopts at
- * the grant.  An enqueued ticket is the lease's from the start.  A call
- * returns a durable ticket, or withdraws the one that it has made.
+ * the grant.  An enqueued ticket is the lease's from the start.  A call either
+ * returns a durable ticket or withdraws the ticket that it has made.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,9 +28,9 @@ raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
 }
 
 /*
- * Join the lock with a new ticket for request->lease, or find the request's
- * ticket.  Returns NULL if the lock is busy and "nowait" is set.  *held is the
- * session's part of a new ticket, or NULL if it is adopted at once.
+ * Join the lock with a new ticket for request->lease, or find the ticket that
+ * the request has already.  Returns NULL if the lock is busy and "nowait" is
+ * set.  *held is set only for a new ticket that is not adopted at once.
  */
 static DlockLeaseTicket *
 join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -73,7 +73,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 	{
 		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE, joined.lock);
-		/* *held needs the ticket, even after an adoption */
+		/* *held refers to the ticket, even after an adoption */
 		dlock_record_ref(&ticket->record);
 	}
 	return ticket;
@@ -136,8 +136,8 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 }
 
 /*
- * Ask once for a ticket.  DLOCK_ACQUIRED: it is granted, in use, and claimed.
- * DLOCK_LOST: it ended before, and the caller must ask again.
+ * Ask once for a ticket.  Returns DLOCK_ACQUIRED after a grant, with a use and
+ * a claim noted; DLOCK_LOST if the ticket has ended: the caller must retry.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -185,9 +185,9 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 }
 
 /*
- * Acquire for request->lease.  Returns a granted ticket, in use and claimed
- * with one mark, which the caller must make durable and keep; or NULL, with
- * *outcome set, if the lock cannot be acquired in time.
+ * Acquire for request->lease.  Returns NULL, with *outcome set, if the lock
+ * cannot be acquired in time.  Otherwise returns a granted ticket and pushes a
+ * mark.  The caller must make the ticket durable, and then keep the mark.
  */
 DlockLeaseTicket *
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -246,8 +246,8 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
 }
 
 /*
- * The ticket that an enqueue returns, claimed.  If a session waits with it,
- * the lease adopts it, because it must outlive the session.
+ * Make or find the ticket that an enqueue returns, and claim it.  If a session
+ * waits with it, the lease adopts it, because it must outlive the session.
  */
 static DlockLeaseTicket *
 join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
@@ -269,9 +269,9 @@ join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
  * Queue for request->lease, durably and without waiting for the grant, and
  * return the ticket's number.
  *
- * If another call has made the ticket, the last step redirects its
- * announcement to this caller; until then, the other client gets it.  If the
- * statement of "function" is canceled later, a new ticket is withdrawn.
+ * If another call has made the ticket, the last step redirects the ticket's
+ * announcement to this client; until then, the other client gets it.  If the
+ * statement that calls "function" is canceled later, the new ticket is ended.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
@@ -283,10 +283,10 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 
 	dlock_xact_prepare_arming();
 	ticket = join_or_claim(space, request, &created);
-	/* another call that keeps the ticket must not arm this announcement */
+	/* after an error, no other call may arm the announcement of this call */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* an existing ticket may have been adopted just now, by this call */
+	/* this call may have adopted an existing ticket, which is not there yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();

@@ -4,14 +4,14 @@
  *	  Warns if a guard or a transaction-scoped lock was a whole transaction.
  *
  * Such a call has no effect: the guard protects no write, and the lock is
- * released at once.  PostgreSQL knows when it executes a statement whether the
- * statement is in a transaction block, but tells no function.  Without a block,
- * more statements can follow before the commit if the client sends several in a
- * pipeline.  So a call that is alone in its statement is noted, any other
- * statement forgets it, and the commit warns if it is still noted.
+ * released at once.  A function cannot know that no statement will follow in
+ * its transaction: even outside a transaction block, a client can send several
+ * statements in a pipeline.  So dlock notes a call that is alone in its
+ * statement, forgets the call at any other statement, and warns at the commit
+ * if the call is still noted.
  *
- * In doubt there is no warning.  A try function is never noted, because its
- * answer alone is of use.
+ * If in doubt, dlock does not warn.  It never notes a call of a try function,
+ * because the result of such a call is useful by itself.
  *
  *-------------------------------------------------------------------------
  */
@@ -80,7 +80,7 @@ dlock_lone_call_note(const FmgrInfo *function)
 		dlock_lone_call = function->fn_oid;
 }
 
-/* The transaction is about to commit, or has ended. */
+/* Forget the call; before a commit, warn about it. */
 void
 dlock_lone_call_end(bool is_commit)
 {

@@ -36,12 +36,12 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
 }
 
 /*
- * Wait until the rows that the request needs are loaded: all for a lease's,
- * otherwise those of its name.  Sets request->timeout to what is left of it.
+ * Wait until the rows that the request needs are loaded: all rows in lease
+ * scope, otherwise those of its name.  Subtracts the wait from the timeout.
  *
- * After the timeout, a session's request for a name that a lease has returns
- * false, with *outcome set.  All others raise 55P03, even a try, because the
- * lock may be free, or the lease itself may have it.
+ * After the timeout, raises 55P03 even in a try function, because the lock may
+ * be free, or the request's own lease may have it.  But if a session requests
+ * a name that has a row, returns false, with *outcome set.
  */
 bool
 dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
@@ -66,11 +66,11 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Wait for a new ticket.  If it is not granted, it is ended (I12) and *held
- * forgotten.  A try waits only if the removal of a row is in its way.
+ * Wait for the grant of a new ticket.  Without a grant, ends the ticket (I12)
+ * and forgets *held.  A try function waits only for the removal of rows.
  *
- * DLOCK_LOST: the lease has adopted the ticket for another client, and the
- * ticket has ended.  The caller retries.
+ * Returns DLOCK_LOST if the lease has adopted the ticket for another client
+ * and the ticket has ended.  Then the caller must retry.
  */
 DlockOutcome
 dlock_request_wait(const DlockRequest *request, DlockHeld *held)
@@ -101,7 +101,7 @@ dlock_request_wait(const DlockRequest *request, DlockHeld *held)
 	return outcome;
 }
 
-/* Wait for an enqueued ticket.  An error leaves it queued. */
+/* Wait for an enqueued ticket.  An error leaves the ticket queued. */
 bool
 dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
 						 DlockTimeout timeout)

@@ -3,16 +3,16 @@
  * reserve.c
  *	  Names that are reserved for a role.
  *
- * The longest prefix of a name that is reserved counts: only roles that have
- * the privileges of its owner may use the name.  Reservations are rows of a
- * table.  Each backend keeps a copy, and reads the table again after an
- * invalidation of its relcache entry, which a trigger sends with each change.
- * A call pays for one comparison if nothing is reserved, otherwise for a
- * lookup at each length of a reserved prefix.
+ * The longest reserved prefix of a name counts: only roles that have the
+ * privileges of the prefix's owner may use the name.  Reservations are rows of
+ * a table.  Each backend keeps a copy of the table.  With each change, a
+ * trigger sends an invalidation, and the backends read the table again.  A
+ * call pays for one comparison if nothing is reserved, otherwise for a lookup
+ * at each length of a reserved prefix.
  *
- * A row has the role's name, and the OID that the role had when the row was
- * written, or 0.  If these do not agree, the role was dropped or renamed.
- * Then only superusers may use the names, until they are reserved again.
+ * A row has the owner's name, and the OID that this role had when the row was
+ * written, or 0.  If name and OID do not agree, the role was dropped or
+ * renamed.  Then only superusers may use the names until the next reservation.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,7 +43,7 @@ typedef struct Reservation
 
 static HTAB *reservations = NULL;
 static int	longest_prefix = 0; /* 0: nothing is reserved */
-static bool has_prefix[DLOCK_MAX_NAME + 1]; /* of this length */
+static bool has_prefix[DLOCK_MAX_NAME + 1]; /* by length of the prefix */
 static bool reservations_valid = false;
 static Oid	reservations_table = InvalidOid;
 static DlockSpace *reservations_space = NULL;
@@ -108,7 +108,7 @@ read_reservations(DlockSpace *space)
 	table = dlock_open_relation(space, "dlock_reservations", AccessShareLock);
 	reservations_table = RelationGetRelid(table);
 	reservations_space = space;
-	/* before the table is read, so that no change during the read is missed */
+	/* set before the read, so that a change during the read clears it */
 	reservations_valid = true;
 	PG_TRY();
 	{
@@ -149,7 +149,7 @@ find_reservation(DlockSpace *space, const char *name, int length)
 	return reservation;
 }
 
-/* Does the role for which the row was written still exist? */
+/* Does the role still exist, with the name that the row has? */
 static bool
 has_owner(const Reservation *reservation)
 {
@@ -246,7 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/* Lock a prefix's row before the check of rights; false if there is none. */
+/* Lock a prefix's row, before rights are checked.  Returns false if none. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {
@@ -283,7 +283,7 @@ dlock_role_oid(PG_FUNCTION_ARGS)
 				  get_role_oid(NameStr(*PG_GETARG_NAME(0)), true));
 }
 
-/* Reserve the names with a prefix for an owner, in place of any other. */
+/* Reserve the names with a prefix for an owner.  Replaces the old owner. */
 void
 dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 {
@@ -310,7 +310,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 	{
 		is_there = lock_row(space, prefix);
 		check_owner(space, prefix);
-		/* if another call has inserted the row, check that one */
+		/* if another call has inserted a row, check the owner in that row */
 	} while (dlock_execute_as_owner(space, "dlock_reservations", is_there ?
 									"UPDATE %s SET owner = $2 "
 									"WHERE prefix OPERATOR(pg_catalog.=) $1" :
@@ -319,7 +319,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 									2, types, values, NULL) == 0 && !is_there);
 }
 
-/* Free the names with a prefix; false if they were not reserved. */
+/* End a reservation.  Returns false if the prefix was not reserved. */
 bool
 dlock_reserve_remove(DlockSpace *space, text *prefix)
 {

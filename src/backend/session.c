@@ -18,12 +18,12 @@ static void leave_dlock(void);
 /* This backend can hold locks */
 bool		dlock_session_attached = false;
 
-/* False in a background process, which attaches and detaches by itself */
+/* False in dlock's background processes, which detach by themselves */
 static bool attached_here = false;
 
 /*
- * Make this backend a session of dlock.  A background process, which is
- * attached already, becomes one if a user's trigger calls dlock.
+ * Make this backend a session of dlock.  A background process of dlock is
+ * attached already, but becomes a session if a user's trigger calls dlock.
  */
 void
 dlock_session_attach(void)
@@ -116,7 +116,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	DlockHeld  *held;
 	bool		nowait;
 
-	/* take an interrupt while nothing depends on it */
+	/* take interrupts before anything is acquired */
 	CHECK_FOR_INTERRUPTS();
 
 	*outcome = DLOCK_ACQUIRED;
@@ -129,7 +129,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			dlock_request_check_upgrade(request, held->ticket);
 			if (request->scope == DLOCK_TRANSACTION)
 				dlock_xact_prepare();
-			/* an enqueued ticket may have been granted since */
+			/* the grant of an enqueued ticket may not be confirmed yet */
 			confirm_grant(space, held);
 			dlock_xact_deepen(held, request->scope);
 			return held->number;
@@ -158,18 +158,18 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		(*outcome = dlock_request_wait(request, held)) != DLOCK_ACQUIRED)
 		return 0;
 	confirm_grant(space, held);
-	/* last, and cannot fail: an error before it keeps nothing */
+	/* last, and cannot fail: after an earlier error, nothing is acquired */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
 }
 
 /*
- * Acquire all of several locks, or none.  The keys have no duplicates, and are
- * in the order that all callers keep.  If a lock cannot be acquired in time,
- * returns false, its index in *failed and the reason in *outcome.  Except in
- * transaction scope, each acquire leaves a mark, and the caller must keep
- * these.  If the call fails, the rollback releases the locks.  It reports no
- * loss, because a warning would take interrupts.
+ * Acquire several locks, all or none.  The keys have no duplicates, and are in
+ * the order of get_keys().  If a lock cannot be acquired in time, returns
+ * false, with the lock's index in *failed and the reason in *outcome.  Except
+ * in transaction scope, each acquire leaves a mark, and the caller must keep
+ * these marks.  If the call fails, the rollback releases the locks, without
+ * warnings about lost tickets, because a warning would take interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -203,7 +203,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 		else if (request->scope == DLOCK_SESSION)
 			dlock_xact_take(dlock_held_find_number(space, fences[i]), NULL, 0);
 	}
-	/* once all are granted, so that one flush is for many */
+	/* after all grants, so that one flush makes many rows durable */
 	for (int i = 0; of_lease && i < count; i++)
 		dlock_lessee_make_durable(space, tickets[i], true);
 	return true;
@@ -248,8 +248,8 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Wait for an enqueued ticket; false after the timeout.  It stays queued then,
- * and after an error.  Raises 55L01 if the ticket is gone.
+ * Wait for an enqueued ticket.  After the timeout returns false.  The ticket
+ * stays queued then, and after an error.  Raises 55L01 if the ticket is gone.
  */
 bool
 dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
@@ -300,7 +300,7 @@ warn_of_loss(const DlockHeld *held)
 					   (long long) held->number)));
 }
 
-/* Undo one acquire; false, with a warning, if it was ended by force before. */
+/* Undo an acquire.  Returns false, with a warning, if the ticket is gone. */
 static bool
 undo_session_acquire(DlockHeld *held)
 {
@@ -315,8 +315,8 @@ undo_session_acquire(DlockHeld *held)
 }
 
 /*
- * Call dlock_session_release() if this is the latest name and it is held in
- * session scope; otherwise returns false.
+ * Release as dlock_session_release() does, if the name is the latest and held
+ * in session scope.  Otherwise returns false.
  */
 bool
 dlock_session_release_latest(const DlockSpace *space, const char *name,
@@ -331,7 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/* Undo the latest session acquire; false, with a warning, if none or lost. */
+/* Undo the latest session acquire.  If none or lost, warns, returns false. */
 bool
 dlock_session_release(const DlockKey *key)
 {
@@ -375,7 +375,7 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 	return released;
 }
 
-/* Drop all session-scoped tickets and watches; returns how many tickets. */
+/* End session-scoped tickets, and watches.  Returns the number of tickets. */
 int64
 dlock_session_release_all(void)
 {
@@ -424,7 +424,7 @@ dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 static void
 leave_dlock(void)
 {
-	/* while the tickets that marks point to exist */
+	/* first, while the tickets exist that the marks point to */
 	dlock_xact_exit();
 	while (!dlist_is_empty(&dlock_held_tickets))
 	{

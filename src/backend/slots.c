@@ -3,16 +3,16 @@
  * slots.c
  *	  The slots that are set for locks, whatever requests say.
  *
- * The numbers are rows of the table dlock_slots.  Locks use the copies in
- * their entries.  When a row is about to change, its name is noted, and its
- * lock's entry is kept.  Before the commit, other commits that change the table
- * are kept waiting, and the rows of the noted names are read.  After the commit,
- * before the others go on, the copies are set to the values read.  So copies
+ * The table dlock_slots has a row for each such lock.  Requests use a copy in
+ * the lock's entry.  A transaction that may change a row notes the row's name
+ * and keeps the lock's entry.  Before its commit, the transaction takes a
+ * heavyweight lock and reads the rows of the noted names.  After the commit it
+ * sets the copies to the values read, and then releases the lock.  So copies
  * change in the order of commits.
  *
  * A constraint notes the names of rows that are written, because a restore can
  * disable triggers, but not constraints.  Triggers note the names of rows that
- * are removed or renamed.  A name may be noted without a change.
+ * are removed or renamed.  A name may be noted although its row is unchanged.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,18 +43,18 @@ typedef struct NotedName
 {
 	DlockKey	key;			/* hash key, must be first */
 	DlockSpace *space;
-	DlockLock  *lock;			/* its entry, kept */
+	DlockLock  *lock;			/* the lock's entry, kept */
 	struct NotedName *next;		/* in "names" */
 	int			level;			/* transaction nesting level */
 
 	/* at the commit */
 	bool		is_read;
-	int32		slots;			/* as its row says; 0: it has none */
+	int32		slots;			/* in the name's row; 0: no row */
 } NotedName;
 
 static HTAB *table_of_names = NULL;
 
-/* The latest first, so levels never rise */
+/* The latest name first, so levels never rise along the list */
 static NotedName *names = NULL;
 
 /* Caller of dlock_set_slots(), which writes as the table's owner; or 0 */
@@ -147,7 +147,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/* Was EXECUTE granted to a role of the current user, PUBLIC aside? */
+/* Has the current user EXECUTE as owner or by a grant, but not to PUBLIC? */
 static bool
 is_granted(Oid function)
 {
@@ -178,7 +178,7 @@ is_granted(Oid function)
 	return result;
 }
 
-/* Raise 42501 without a right to the name, if reserved, or the function. */
+/* Raise 42501 unless a reservation or a grant permits this. */
 void
 dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 {
@@ -194,7 +194,7 @@ dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 			 errhint("An administrator can reserve such names, with dlock_reserve(), or grant EXECUTE on the function.")));
 }
 
-/* Set a lock's slots from this transaction's commit on; 0: none */
+/* Set a lock's slots from this transaction's commit on; 0 unsets them. */
 void
 dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 {
@@ -206,7 +206,7 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 
 	if (slots > 0)
 	{
-		/* tickets from before a restart have to be there */
+		/* tickets from before a restart must be loaded */
 		(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 		dlock_request_check_memory(space, GetUserId());
 	}
@@ -252,7 +252,7 @@ read_names(void)
 		relation_close(table, NoLock);
 }
 
-/* Drop the names that were noted at a level, and change their copies. */
+/* Drop the names noted at this level or above.  A commit sets their copies. */
 static void
 drop_names(int level, bool is_commit)
 {
@@ -270,7 +270,7 @@ drop_names(int level, bool is_commit)
 static void
 slots_at_xact_end(XactEvent event, void *arg)
 {
-	/* not after dlock_detach(), behind a rollback that was broken off */
+	/* not after dlock_detach(), if an error has ended the rollback at exit */
 	if (table_of_names == NULL || dlock_my_backend == NULL)
 		return;
 	switch (event)

@@ -32,7 +32,7 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 	return (TriggerData *) fcinfo->context;
 }
 
-/* The same, for triggers that may only be on one of dlock's own tables. */
+/* dlock_trigger() for triggers that may be only on dlock's own tables */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -210,8 +210,8 @@ make_integer(int64 value, const Column *column)
 }
 
 /*
- * Row trigger: each update increases the version by one.  A row may have the
- * old version or the next; any other is stale.  NULL counts as 0.
+ * Row trigger: each update increments the version.  The new row may come with
+ * the old version or the next; any other version is stale.  NULL counts as 0.
  */
 PG_FUNCTION_INFO_V1(dlock_version_guard);
 Datum

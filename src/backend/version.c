@@ -4,8 +4,8 @@
  *	  Optimistic locking: the versions of names.
  *
  * Versions are rows of an ordinary table, changed in the caller's transaction.
- * So they roll back with it, and of two concurrent bumps the second waits for
- * the first.  The table is closed to all roles, and accessed as its owner.
+ * So a bump rolls back with the transaction, and a concurrent bump waits.  No
+ * role has privileges on the table: the statements run as the table's owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,8 +19,8 @@
 #include "tables/tables.h"
 
 /*
- * Run a statement with the name, a version and the current role.  Returns the
- * number of rows, and a version in *result if that is not NULL.
+ * Run a statement whose parameters are the name, a version and the current
+ * role.  Returns the number of rows, and a version in *result if not NULL.
  */
 static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,
@@ -50,8 +50,8 @@ dlock_version_read(DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * Increase a version from the expected one.  Returns the new one, or 0 if the
- * name has another.
+ * Increment a name's version if it is "expected".  Returns the new version, or
+ * 0 if the name has another version.
  */
 int64
 dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)
@@ -70,7 +70,7 @@ dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)
 	return version;
 }
 
-/* Remove a name's version; false if it was never bumped. */
+/* Remove a name's version.  Returns false if the name has none. */
 bool
 dlock_version_remove(DlockSpace *space, const DlockKey *key)
 {

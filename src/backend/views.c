@@ -25,7 +25,7 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* Holders of a lock that are shown as blocking a waiter */
+/* Most holders of a lock to show as blocking a waiter */
 #define MAX_HOLDERS	16
 
 typedef struct Holders
@@ -38,8 +38,8 @@ typedef struct Holders
 typedef struct Blockers
 {
 	const DlockRow *first;		/* the first row of the lock */
-	Holders		of_shared;		/* in the way of shared waiters */
-	Holders		of_others;
+	Holders		of_shared;		/* holders that block shared waiters */
+	Holders		of_others;		/* holders that block other waiters */
 	int64		previous;		/* the waiter shown last; 0: none */
 } Blockers;
 
@@ -50,7 +50,7 @@ add_holder(Holders *holders, int64 number)
 		holders->numbers[holders->count++] = number;
 }
 
-/* Look through a lock's holders, from its first row on */
+/* Find the holders of a lock, whose first row is "first". */
 static void
 find_holders(Blockers *blockers, const DlockRow *first)
 {
@@ -68,7 +68,7 @@ find_holders(Blockers *blockers, const DlockRow *first)
 
 /*
  * Up to MAX_HOLDERS holders that a waiter conflicts with, and the waiter
- * before it.  Listing all earlier ones would take quadratic time.
+ * before it.  Listing all earlier waiters would take quadratic time.
  */
 static Datum
 blocked_by(const Blockers *blockers, const DlockRow *waiting)
@@ -109,7 +109,7 @@ static const Oid lock_columns[] = {
 	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
 };
 
-/* Take the text at *text, and advance *text behind it */
+/* Take a text at *text, and advance *text to the next. */
 static Datum
 take_text(const char **text, int length)
 {
@@ -190,7 +190,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 	MemoryContextDelete(row_context);
 }
 
-/* Show all locks, some rows at a time, so that they stay in the cache. */
+/* Show all locks, some rows at a time, so that these stay in the CPU cache. */
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 {
@@ -371,7 +371,7 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the leases.")));
-	/* a lease's number of held tickets makes grants known */
+	/* the numbers of held tickets let readers conclude that one was granted */
 	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
 		show_lease(rsinfo, row);
@@ -379,9 +379,9 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 }
 
 /*
- * The processes that block another one in dlock, as holders that it conflicts
- * with or waiters before it, or in the lock manager.  An ended ticket of a
- * lease counts as the worker's if the worker cannot remove its row.
+ * The processes that block a process: in dlock, the holders that it conflicts
+ * with and the waiters before it; and in the lock manager.  If the worker
+ * cannot remove the row of an ended ticket, the ticket counts as the worker's.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum
@@ -411,7 +411,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	space = RecoveryInProgress() ? NULL : dlock_current_space();
 	if (space)
 		worker = dlock_graph_blocked_worker(space, &heavyweight, &more);
-	/* pg_blocking_pids() is for parallel workers, too */
+	/* pg_blocking_pids() covers parallel workers of the process, too */
 	if (worker == 0 || worker != PG_GETARG_INT32(0))
 		deconstruct_array(DatumGetArrayTypeP(DirectFunctionCall1(pg_blocking_pids,
 																 PG_GETARG_DATUM(0))),
@@ -421,7 +421,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
 		place = dlock_graph_read_lock(&wait.key, INT_MAX, &members, &slots);
-		/* if it has left the queue, nothing blocks it */
+		/* if the process has left the queue, nothing blocks it */
 		while (place > 0 && (members[place - 1].granted ||
 							 members[place - 1].number != wait.number))
 			place--;

@@ -4,16 +4,16 @@
  *	  Sleeping until a ticket is granted.
  *
  * A waiter sleeps on its own latch.  The order of writes and reads in I11
- * makes sure that no grant is slept through.  The latch is also set late, or
- * for other reasons: a waiter whose ticket still waits sleeps again.
+ * makes sure that it does not sleep through its grant.  The latch can be set
+ * for other reasons, too: a waiter whose ticket still waits sleeps again.
  *
- * No latch is set if the extension is dropped, if a slot becomes free for a
- * worker, or if a lease runs out while there is no worker.  So a waiter looks
- * around once a second.
+ * Nothing sets a waiter's latch when the extension is dropped, when a slot for
+ * a worker becomes free, or when a lease runs out while there is no worker.
+ * So a waiter checks for these once a second (look_around()).
  *
  * If a wait ends without a grant, the ticket is still in the lock, and the
- * caller ends it.  If the ticket was granted just then, ending it hands the
- * lock on.
+ * caller ends it.  If another process granted the ticket just then, ending it
+ * passes the lock to the next waiter.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,7 +32,7 @@
 
 #include "backend/inner.h"
 
-/* Interval of looking around, in microseconds */
+/* Interval of look_around(), in microseconds */
 #define LOOK_US	INT64CONST(1000000)
 
 /* Shown in pg_stat_activity as a wait for a user-defined lock */
@@ -51,7 +51,7 @@ has_lease(const DlockRequest *request)
 	return request->lease && !request->lease->single;
 }
 
-/* Show what this backend waits for, also so that a lease's end wakes it. */
+/* Publish this wait, for others to see, and so that a lease's end wakes us. */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -84,8 +84,8 @@ unannounce_wait(const DlockRequest *request)
 }
 
 /*
- * Is it a lease's ticket, or another session's that a lease will adopt?  Then
- * a change broadcasts its condition variable, and does not set our latch.
+ * Is this a lease's ticket, or another session's that a lease will adopt?  A
+ * change of it broadcasts its condition variable, and does not set our latch.
  */
 static bool
 is_foreign(const DlockTicket *ticket)
@@ -93,7 +93,7 @@ is_foreign(const DlockTicket *ticket)
 	return ticket->session != pg_atomic_read_u64(&dlock_my_backend->session);
 }
 
-/* A lease's ticket is gone once its lease has run out, even if not ended. */
+/* Has the ticket's lease run out?  Then the ticket counts as ended. */
 static bool
 has_run_out(const DlockTicket *ticket)
 {
@@ -112,7 +112,7 @@ lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 		has_run_out(ticket);
 }
 
-/* Can the ticket neither be granted nor hold any more? */
+/* Has the ticket ended, so that it neither waits nor holds? */
 static bool
 is_lost(DlockTicket *ticket)
 {
@@ -122,7 +122,7 @@ is_lost(DlockTicket *ticket)
 		(state == DLOCK_ENDING && is_foreign(ticket)) || has_run_out(ticket);
 }
 
-/* A foreign ticket counts as granted once its lease has adopted it. */
+/* A granted foreign ticket counts as waiting until its lease adopts it. */
 static bool
 still_waiting(DlockTicket *ticket, bool foreign)
 {
@@ -133,14 +133,14 @@ still_waiting(DlockTicket *ticket, bool foreign)
 }
 
 /*
- * Prepare to be woken by a change of the ticket; false if it does not wait.  A
- * ticket that is not foreign sets our latch, also when its lease adopts it.
+ * Prepare to be woken by a change of the ticket.  Returns false if the ticket
+ * does not wait.  A ticket that is not foreign needs no preparation, because
+ * its change sets our latch.
  *
- * A broadcast takes us out of the variable, so we enter it before each look at
- * the state.  Before 16, ConditionVariablePrepareToSleep() would take the
- * broadcast for a signal and pass it on to the next waiter, which would do the
- * same.  So we sleep with a timeout of 0, which enters the variable and resets
- * the latch.
+ * A broadcast removes us from the condition variable's list, so we enter the
+ * list again before each look at the state.  ConditionVariablePrepareToSleep()
+ * is no use for that: before 16 it passes the broadcast on to another sleeper.
+ * A sleep with a timeout of 0 enters the list and resets the latch.
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -155,10 +155,10 @@ prepare_to_sleep(DlockTicket *ticket)
 }
 
 /*
- * Release the snapshots of the CALL that this backend is in, as a COMMIT in a
- * procedure does, so that the wait holds back neither VACUUM nor CREATE INDEX
- * CONCURRENTLY.  The portal's snapshot must be the active one.  The row that
- * the CALL returns is a plain number, and needs no snapshot.
+ * Release the snapshots of the current CALL, as a COMMIT in a procedure does,
+ * so that the wait holds back neither VACUUM nor CREATE INDEX CONCURRENTLY.
+ * The portal's snapshot must be the active snapshot.  The CALL returns a plain
+ * number, which needs no snapshot.
  */
 static void
 drop_snapshot(void)
@@ -182,7 +182,7 @@ drop_snapshot(void)
 	}
 }
 
-/* Raise 55L01 if the space is gone, if only for this transaction (I6). */
+/* Raise 55L01 if the space is gone, even if only for this transaction (I6). */
 void
 dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 {
@@ -197,8 +197,8 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * Take interrupts, and look for our space and its worker.  False if PostgreSQL
- * may have slept meanwhile, and may have taken our wakeup.
+ * Take interrupts, and check our space and its worker.  Returns false if
+ * PostgreSQL may have slept meanwhile and reset our latch.
  */
 static bool
 look_around(const DlockRequest *request, const DlockTicket *ticket)
@@ -217,8 +217,8 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 
 /*
  * Sleep until the latch is set, or for "left" microseconds.  Returns early
- * only if looking around may have taken a wakeup: returning more often would
- * hide a bug that misses wakeups.
+ * only if look_around() may have reset the latch.  More returns would hide a
+ * bug that misses wakeups.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -243,7 +243,7 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 			 !lease_is_over(request, ticket));
 }
 
-/* Restart lock_timeout, which a wait for a heavyweight lock disables. */
+/* Restart lock_timeout: a wait for a heavyweight lock has disabled it. */
 static void
 keep_lock_timeout(int64 waited)
 {
@@ -254,9 +254,9 @@ keep_lock_timeout(int64 waited)
 }
 
 /*
- * When a waiter looks for deadlocks, in microseconds since the wait began:
- * every two deadlock_timeouts for cycles that a heavyweight lock may have
- * closed; thoroughly, at growing intervals and if another waiter asks for it.
+ * When a waiter looks for deadlocks, in microseconds since the wait began.
+ * Every two deadlock_timeouts it looks for cycles that a wait for a
+ * heavyweight lock may have closed.  It looks thoroughly at growing intervals.
  */
 typedef struct Looks
 {
@@ -290,7 +290,7 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 		looks->next += 2 * timeout;
 }
 
-/* Sleep until the ticket does not wait any more; false after the timeout. */
+/* Sleep until the ticket does not wait.  Returns false after the timeout. */
 static bool
 sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 					Looks *looks, uint64 start)
@@ -300,7 +300,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 		int64		waited = microseconds_since(start);
 		int64		left = looks->next - waited;
 
-		/* do not wait on once the lease has ended */
+		/* stop waiting once the lease has ended */
 		if (lease_is_over(request, ticket))
 		{
 			if (has_lease(request))
@@ -324,7 +324,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Sleep until granted; false after the timeout.  Raises 55L01 as (I6) says. */
+/* Sleep until granted.  Returns false after the timeout.  Raises 55L01. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					uint64 start)
@@ -336,7 +336,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	if (!sleep_until_changed(ticket, request, &looks, start))
 		return false;
 
-	/* take interrupts while the grant can still be handed on (I12) */
+	/* take interrupts while the grant can still be passed on (I12) */
 	CHECK_FOR_INTERRUPTS();
 	dlock_wait_check_space(space, &request->key);
 	if (looks.logged && !is_lost(ticket))
@@ -348,14 +348,14 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Undo what the wait has begun, however it ends, and count it. */
+/* Clean up after a wait that has ended in any way, and count the wait. */
 static void
 end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
 		 char *title, DlockCounter counter, DlockWaitEnd how)
 {
 	int64		waited = microseconds_since(start);
 
-	/* keep the indicator: a pending timeout stays a lock timeout */
+	/* keep the indicator, so that an expired lock_timeout is still reported */
 	disable_timeout(LOCK_TIMEOUT, true);
 	compat_ps_suffix_remove(title);
 	ConditionVariableCancelSleep();
@@ -364,8 +364,8 @@ end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
 	dlock_count_wait(waited);
 
 	/*
-	 * The granter has counted the name for an enqueued ticket, and for one
-	 * that its lease has adopted.
+	 * For an enqueued ticket, or a ticket that its lease has adopted, the
+	 * granter has counted the wait under its name.
 	 */
 	if (!is_foreign(ticket) && !DsaPointerIsValid(ticket->announcement))
 		dlock_contention_wait(dlock_space_at(ticket->space), &request->key,
@@ -373,9 +373,9 @@ end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
 }
 
 /*
- * Wait until a queued ticket is granted.  DLOCK_TIMED_OUT: the timeout has
- * passed.  DLOCK_LOST: another process has ended the ticket.  Raises 40P01 if
- * this backend is a deadlock's victim, and what interrupts raise.
+ * Wait until a queued ticket is granted.  Returns DLOCK_TIMED_OUT after the
+ * timeout, DLOCK_LOST if another process has ended the ticket.  Raises 40P01
+ * if this backend is a deadlock's victim, and the errors of interrupts.
  */
 DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)

@@ -7,8 +7,8 @@
  * shared part is in shared/watch.c.
  *
  * Like a lock, a watch survives the rollback of its transaction.  But xact.c
- * arms it only at the commit, when the session begins to listen.  A rollback
- * silences the watch until the next call.
+ * arms the watch at the commit, when the session begins to listen.  After a
+ * rollback it sends nothing until dlock_watch() is called again.
  *
  *-------------------------------------------------------------------------
  */
@@ -47,7 +47,7 @@ forget_name(NameWatched *name)
 		(void) hash_search(names, &name->key, HASH_REMOVE, NULL);
 }
 
-/* End a watch.  Forget it first, so that a failure does not repeat. */
+/* End a watch.  Forget it first, so that an error is not met again at exit. */
 static void
 end_watch(Watch *watch)
 {
@@ -81,7 +81,7 @@ find_watch(const DlockKey *key, const char *channel)
 	return NULL;
 }
 
-/* Begin a watch; nothing of it is left after an error. */
+/* Begin a watch.  After an error, nothing of the watch is left. */
 static Watch *
 begin_watch(DlockSpace *space, const DlockKey *key, const char *channel)
 {
@@ -113,7 +113,7 @@ begin_watch(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* Watch a lock from the commit on; tell again if it is watched already. */
+/* Watch a lock from the commit on.  An existing watch repeats its message. */
 void
 dlock_session_watch(DlockSpace *space, const DlockKey *key,
 					const char *channel)
@@ -124,7 +124,7 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 	if (names == NULL)
 		names = dlock_held_make_table("dlock watched names", sizeof(NameWatched));
 	dlock_xact_prepare_arming();
-	/* raise now if the sender could not tell of it */
+	/* raise an error now if the sender could not convert the name */
 	pfree(dlock_json_text(key->name, key->length, false));
 	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 	watch = find_watch(key, channel);
@@ -133,7 +133,7 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 	dlock_xact_watch(watch->shared);
 }
 
-/* Stop watching a lock; false, with a warning, if it was not watched. */
+/* Stop watching a lock.  Returns false, with a warning, if it has no watch. */
 bool
 dlock_session_unwatch(const DlockKey *key)
 {

@@ -4,12 +4,12 @@
  *	  Actions at the end of a (sub)transaction.
  *
  * "marks" is a stack of pending actions, each with its nesting level:
- * transaction-scoped acquires to undo, guards, releases at commit,
- * announcements.  They run once PostgreSQL has released the transaction's own
- * locks, so that the next holder finds no row lock and sees every write.
- * Announcements and watches are armed later, because PostgreSQL handles LISTEN
- * after all callbacks of a commit.  Resources that an unfinished call acquires
- * are marks, too, so an error releases them one by one (I12).
+ * transaction-scoped acquires to undo, guards, releases at commit.  They run
+ * after PostgreSQL has released the transaction's own locks, so that the next
+ * holder sees all writes and waits for no row lock.  Announcements and watches
+ * are armed later, because PostgreSQL handles LISTEN after all callbacks of a
+ * commit.  Each resource that an unfinished call acquires gets a mark, too, so
+ * that an error releases it (I12).
  *
  *-------------------------------------------------------------------------
  */
@@ -29,14 +29,14 @@ typedef enum MarkKind
 {
 	MARK_UNDO,					/* undo transaction-scoped acquires */
 	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
-	MARK_ARM,					/* after it: arm the announcement */
-	MARK_WATCH,					/* after it: arm the watch */
+	MARK_ARM,					/* after the commit: arm an announcement */
+	MARK_WATCH,					/* after the commit: arm a watch */
 	MARK_GUARD,					/* commit only while the ticket is held */
-	MARK_TAKEN,					/* undo what the unfinished call acquired */
-	MARK_RESULT,				/* the same, of a complete call, if its
+	MARK_TAKEN,					/* undo an unfinished call's acquire */
+	MARK_RESULT,				/* undo a complete call's acquire if its
 								 * statement is canceled or the session ends */
-	MARK_REDIRECTED,			/* undo the unfinished call's redirection */
-	MARK_DROPPED				/* nothing: about to leave the stack */
+	MARK_REDIRECTED,			/* undo an unfinished call's redirection */
+	MARK_DROPPED				/* no action; about to leave the stack */
 } MarkKind;
 
 typedef struct Mark
@@ -46,11 +46,11 @@ typedef struct Mark
 	DlockWatch *watch;			/* ... a watch of this session */
 	MarkKind	kind;
 	int			level;			/* transaction nesting level; 0: committed */
-	uint32		count;			/* how often */
-	bool		pinned;			/* MARK_GUARD: the commit is under way */
-	uint64		claim;			/* MARK_ARM, MARK_TAKEN: of the announcement */
+	uint32		count;			/* number of acquires or calls */
+	bool		pinned;			/* MARK_GUARD: the commit has pinned it */
+	uint64		claim;			/* MARK_ARM, MARK_TAKEN: on the announcement */
 	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before */
-	dsa_pointer redirection;	/* MARK_REDIRECTED: its announcement */
+	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
 } Mark;
 
 static Mark *marks = NULL;
@@ -61,13 +61,13 @@ static int	max_marks = 0;
 typedef struct Guarded
 {
 	DlockKey	key;			/* hash key, must be first */
-	uint32		marks;			/* MARK_GUARDs; the last removes the entry */
-	int64		latest;			/* ticket of the latest; 0: was rolled back */
+	uint32		marks;			/* number of MARK_GUARDs, at least 1 */
+	int64		latest;			/* ticket of the latest; 0: rolled back */
 } Guarded;
 
 static HTAB *guarded = NULL;
 
-/* Memory of the executed statement: its own calls have it as fn_mcxt */
+/* Memory context of the executed statement: fn_mcxt of its own calls */
 static MemoryContext statement = NULL;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -119,8 +119,8 @@ find_guarded(const DlockKey *key)
 }
 
 /*
- * Prepare a MARK_GUARD, which must follow.  False if none is needed, because
- * the lock's latest MARK_GUARD is of the same ticket.
+ * Prepare a MARK_GUARD, which the caller must push next.  Returns false if the
+ * lock's latest MARK_GUARD is of the same ticket, so no other is needed.
  */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
@@ -147,7 +147,7 @@ forget_guarded(const DlockKey *key, int64 number)
 		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
 }
 
-/* Push a mark for one of these, after dlock_xact_prepare(). */
+/* Push a mark for a ticket or a watch, after dlock_xact_prepare(). */
 static void
 push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
 		  MarkKind kind)
@@ -157,7 +157,7 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
 
 	if (held && kind == MARK_RELEASE)
 		held->releases++;
-	/* one mark is enough for a loop of the same acquire */
+	/* repeated acquires of the same ticket share a mark */
 	if (top && kind != MARK_TAKEN && top->held == held &&
 		top->of_lease == of_lease && top->watch == watch &&
 		top->level == level && top->kind == kind)
@@ -191,7 +191,7 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
 	}
 }
 
-/* Count one acquire; in transaction scope, after dlock_xact_prepare(). */
+/* Count an acquire.  In transaction scope, call dlock_xact_prepare() first. */
 void
 dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 {
@@ -205,8 +205,8 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 }
 
 /*
- * Does a rollback undo the mark's acquire?  A complete call keeps it, unless
- * the session ends amid the statement; after a cancel the mark is MARK_TAKEN.
+ * Does a rollback undo the mark's acquire?  For MARK_RESULT, only if the
+ * session ends.  A cancel has already changed MARK_RESULT to MARK_TAKEN.
  */
 static bool
 is_undone(const Mark *mark)
@@ -231,7 +231,7 @@ end_mark_of_lease(const Mark *mark, bool is_commit)
 	dlock_record_unref(&mark->of_lease->record);
 }
 
-/* Undo one acquire, unless the statement itself has released it since. */
+/* Undo an acquire, unless its statement has released the ticket since. */
 static void
 undo_taken(DlockHeld *held, int depth_before)
 {
@@ -241,7 +241,7 @@ undo_taken(DlockHeld *held, int depth_before)
 						 held->xact_depth);
 }
 
-/* Do a mark's action if it is committed, or drop or undo it. */
+/* Perform a mark's action after a commit; drop or undo it after a rollback. */
 static void
 end_mark(int number)
 {
@@ -249,7 +249,7 @@ end_mark(int number)
 	bool		is_commit = mark.level == 0;
 	DlockHeld  *held = mark.held;
 
-	/* no call is unfinished at a commit; unpinning comes before this */
+	/* no call is unfinished at a commit; guards were unpinned before */
 	Assert(!mark.pinned && (!is_commit || mark.kind != MARK_TAKEN));
 	marks[number].kind = MARK_DROPPED;
 	if (mark.kind == MARK_GUARD)
@@ -278,7 +278,7 @@ end_mark(int number)
 							 held->xact_depth);
 	if (is_undone(&mark))
 		undo_taken(held, mark.depth);
-	/* do not arm it if the session has released it since */
+	/* do not arm it if the session has released the ticket since */
 	if (mark.kind == MARK_ARM && (!is_commit || held->session_depth > 0))
 		dlock_announcement_end_claim(held->ticket, mark.claim, is_commit);
 	dlock_held_settle(held);
@@ -291,7 +291,7 @@ pop_mark(void)
 	num_marks--;
 }
 
-/* Close the gaps that dropped marks have left, from a mark on. */
+/* Remove the dropped marks at index "from" and above. */
 static void
 remove_dropped(int from)
 {
@@ -306,9 +306,9 @@ remove_dropped(int from)
 }
 
 /*
- * If the unfinished call fails, undo its acquire of this session's ticket, in
- * session scope, or its claim of a lease's ticket and of the announcement that
- * it made.  The caller has called dlock_xact_prepare().
+ * Push the mark that undoes an acquire if the unfinished call fails: either a
+ * session-scoped acquire of this session's ticket, or the claims on a lease's
+ * ticket and its announcement.  The caller has called dlock_xact_prepare().
  */
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -319,7 +319,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
-/* Note a redirection of a lease's ticket, which is about to begin. */
+/* Push a mark for a redirection of a lease's ticket that is about to begin. */
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
@@ -327,7 +327,7 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
-/* Keep the resource of a mark that has been dropped. */
+/* Keep what a mark would undo.  The mark has left the stack. */
 static void
 keep_mark(const Mark *mark)
 {
@@ -336,7 +336,7 @@ keep_mark(const Mark *mark)
 	if (mark->held)
 	{
 		mark->held->marks--;
-		/* the statement may have released it since */
+		/* the statement may have released the ticket since */
 		dlock_held_settle(mark->held);
 	}
 	else
@@ -356,8 +356,8 @@ dlock_xact_keep(int count)
 }
 
 /*
- * The result is complete.  If the executed statement itself has made the call,
- * its marks stay until the statement ends: a canceled one returns nothing.
+ * The call is complete.  If the executed statement itself has made it, its
+ * marks stay until the statement ends, because a cancel discards its result.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -373,10 +373,10 @@ dlock_xact_keep_result(const FmgrInfo *function, int count)
 }
 
 /*
- * Begin a statement.  A cancel undoes its own calls; functions that it calls
- * have statements of their own.  dlock_xact_end_statement() or
- * dlock_xact_fail_statement() must follow in any case, because another
- * statement can have its memory at the same address.
+ * Begin a statement.  A cancel undoes the calls that the statement makes
+ * itself; functions have statements of their own.  dlock_xact_end_statement()
+ * or dlock_xact_fail_statement() must follow in any case, because another
+ * statement's memory context can have the same address later.
  */
 void
 dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
@@ -406,7 +406,7 @@ dlock_xact_end_statement(const DlockStatement *outer)
 	remove_dropped(outer->num_marks);
 }
 
-/* After an error, locks may be held, so the rollback does the work. */
+/* After an error, LWLocks may be held, so the rollback undoes the acquires. */
 void
 dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 {
@@ -419,7 +419,7 @@ dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 	}
 }
 
-/* Undo the latest acquire, in transaction scope or of the unfinished call. */
+/* Undo the latest acquire: transaction-scoped, or of the unfinished call. */
 void
 dlock_xact_undo_latest(void)
 {
@@ -438,8 +438,8 @@ dlock_xact_undo_latest(void)
 }
 
 /*
- * After the commit, undo one session-scoped acquire of this ticket, or end it
- * if it is a lease's.  A rollback, to a savepoint too, drops the mark.
+ * After the commit, undo one session-scoped acquire of this ticket, or end a
+ * lease's ticket.  A rollback, also to a savepoint, drops the mark.
  */
 void
 dlock_xact_release_at_commit(DlockSpace *space, int64 number)
@@ -466,7 +466,7 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	dlock_record_end_uses(before);
 }
 
-/* After PostgreSQL has handled LISTEN: arm what is committed. */
+/* Run committed MARK_ARMs and MARK_WATCHes: PostgreSQL has handled LISTEN. */
 static void
 at_memory_reset(void *arg)
 {
@@ -496,8 +496,8 @@ dlock_xact_prepare_arming(void)
 }
 
 /*
- * After the commit, arm the announcement of this session's ticket, or else of
- * a lease's.  The caller has called dlock_xact_prepare_arming().
+ * After the commit, arm the announcement of this session's ticket or a lease's
+ * ticket.  The caller has called dlock_xact_prepare_arming().
  */
 void
 dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -505,11 +505,11 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 	if (claim == 0)
 		return;
 	push_mark(held, of_lease, NULL, MARK_ARM);
-	/* an existing mark was for an announcement that is gone */
+	/* if the mark existed, its announcement is gone */
 	marks[num_marks - 1].claim = claim;
 }
 
-/* Arm a watch after the commit.  A rollback silences it until called again. */
+/* Arm a watch after the commit.  After a rollback it stays silent. */
 void
 dlock_xact_watch(DlockWatch *watch)
 {
@@ -530,8 +530,8 @@ dlock_xact_watch(DlockWatch *watch)
 }
 
 /*
- * Drop the marks of a watch that is about to end, or of all.  The marks keep
- * their places, because a statement counts the marks before it.
+ * Drop the marks of a watch that is about to end, or of all watches.  The
+ * marks keep their places, because DlockStatement counts the marks before it.
  */
 void
 dlock_xact_unwatch(const DlockWatch *watch)
@@ -546,7 +546,7 @@ dlock_xact_unwatch(const DlockWatch *watch)
 
 /*
  * Let the (sub)transaction commit only while this ticket holds.  The ticket is
- * this session's, or of a lease whose role's rights the current role has.
+ * this session's, or a lease's of a role whose rights the current role has.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
@@ -589,7 +589,7 @@ dlock_xact_has_guarded(const DlockKey *key)
 
 /*
  * Pin the guarded tickets: no ticket is granted their locks before the commit
- * is visible (I24).  Raises 55L01 if one was lost; the rollback unpins.
+ * is visible (I24).  Raises 55L01 if a ticket was lost; the rollback unpins.
  */
 static void
 pin_guards(void)
@@ -645,7 +645,7 @@ roll_back_marks(void)
 		pop_mark();
 }
 
-/* Marks are left if another module's callback has broken off the rollback. */
+/* Marks are left if another module's error has ended the rollback early. */
 void
 dlock_xact_exit(void)
 {
@@ -654,7 +654,7 @@ dlock_xact_exit(void)
 		pop_mark();
 }
 
-/* This is called for every resource owner; the one that counts is current. */
+/* Called for each resource owner; only the transaction's own is current. */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
 					bool isTopLevel, void *arg)
@@ -688,7 +688,7 @@ static void
 at_xact_end(XactEvent event, void *arg)
 {
 	dlock_lone_call_end(event == XACT_EVENT_PRE_COMMIT);
-	/* an exit commits transactions of its own, without guards */
+	/* an exit commits a transaction of its own, which has no guards */
 	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE)
