@@ -10,8 +10,8 @@
  * all backends would contend for one cache line.  So an account can be wrong
  * by one step for each backend.
  *
- * An account of 0 that no backend has open is removed (I30).  Memory is
- * counted before others can free it, and given back after it is freed.  So an
+ * An account that is 0 and not open in a backend is removed (I30).  Memory is
+ * counted before others can free it, and subtracted after it is freed.  So an
  * error can leave too much counted, never too little.
  *
  *-------------------------------------------------------------------------
@@ -28,10 +28,10 @@
 /* Accounts that a backend has open, at most */
 #define MAX_OPEN	8
 
-/* A role or session user with less than this part of the limit has little. */
+/* A role or session user below 1/LITTLE of the limit "has little". */
 #define LITTLE		64
 
-/* Memory counted to no role has at most this part of the limit. */
+/* Memory counted to no role may reach 1/NOBODYS of the limit. */
 #define NOBODYS		16
 
 /* GUC, in percent of dlock_memory_limit() */
@@ -41,7 +41,7 @@ dshash_table *dlock_accounts = NULL;
 
 typedef struct Account
 {
-	DlockAccount *shared;		/* NULL: no open account here */
+	DlockAccount *shared;		/* NULL: this place is free */
 	Oid			role;
 	int64		unreported;		/* allocated here since the latest report */
 	int			percent;		/* its limit; 0: this session's setting; -1: not
@@ -75,7 +75,7 @@ close_account(Account *account)
 		dshash_release_lock(dlock_accounts, shared);
 }
 
-/* Return a place without an open account; close one if there is none. */
+/* Return a free place; if there is none, close an account. */
 static Account *
 find_closed_account(void)
 {
@@ -92,7 +92,7 @@ find_closed_account(void)
 	return account;
 }
 
-/* Raises 53200, with "make" only: a role that has memory has an account. */
+/* With "make", can raise 53200.  Without, the role must have an account. */
 static Account *
 open_account(Oid role, bool make)
 {
@@ -145,7 +145,7 @@ return_memory(Oid role, Size size)
 	count_memory(open_account(role, false), -(int64) size);
 }
 
-/* Count memory to another role.  Raises 53200. */
+/* Count memory of one role to another.  Raises 53200. */
 void
 dlock_pass_memory(Oid from, Oid to, Size size)
 {
@@ -154,9 +154,9 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 }
 
 /*
- * The limit of an account, in percent: what ALTER ROLE says of the role;
- * without that, and for the role that logged in, this session's setting.  It
- * is read once, and "again" if the limit is reached.
+ * The limit of an account, in percent.  It is the role's setting by ALTER
+ * ROLE.  If there is none, or the role has logged in here, it is this
+ * session's.  The catalog is read once, and "again" if the limit is reached.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -205,10 +205,10 @@ dlock_memory_suffices(Oid role)
 }
 
 /*
- * Is there memory for a sketch?  It is counted to no role and outlives the
- * sessions that need it, so all sketches have a small share of the memory.
- * Spaces that have one may fill half of it, and the last eighth of the memory
- * is never used for one.  Raises 53200, as above.
+ * Is there memory for a sketch (contention.c)?  Sketches are counted to no
+ * role and outlive the sessions that need them, so together they have a small
+ * share.  Half of it is only for the first names of each space.  The last
+ * eighth of the memory is never used for sketches.  Raises 53200, as above.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -283,8 +283,8 @@ memory_of_session_user(Account *account)
 /*
  * Do the role and the session user both have little?  One session user can
  * assume many roles, and must not take the reserve once per role.  So the
- * account counts for its sponsor, the session user, until it is removed or has
- * another sponsor that has little with it.
+ * account also counts for its sponsor, the session user, until it is removed
+ * or gets as its sponsor another session user that has little.
  */
 static bool
 has_little(Account *account, int64 limit)
@@ -304,9 +304,9 @@ has_little(Account *account, int64 limit)
 
 /*
  * Raise 53200 unless there is memory for one more lock of the role.  An eighth
- * is kept for superusers, who must lock in order to clean up.  Another is kept
- * for roles that have little, so that a few large users do not stop all
- * others.
+ * is kept for superusers, who must lock in order to clean up.  Another eighth
+ * is kept for roles that have little, so that a few large users do not stop
+ * all others.
  */
 void
 dlock_check_memory(Oid role)
@@ -339,7 +339,7 @@ dlock_allocate(Oid role, Size size)
 	return dlock_address(pointer);
 }
 
-/* The same, but an invalid pointer if no piece is free */
+/* The same, but returns an invalid pointer if no piece is free */
 dsa_pointer
 dlock_allocate_if_free(Oid role, Size size)
 {

@@ -10,8 +10,8 @@
  * An announcement is armed after the commit of the transaction that made it,
  * and after the LISTEN of that commit.  Otherwise it could be sent before the
  * session listens.  Until then the transaction claims it, and no other
- * transaction arms it.  A rollback undoes the LISTEN but not the ticket, which
- * is not announced until the next call.
+ * transaction arms it.  A rollback undoes the LISTEN but not the ticket.  Then
+ * the announcement is armed only after a later call has claimed it.
  *
  *-------------------------------------------------------------------------
  */
@@ -47,7 +47,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	DlockSpace *space = space_of_ticket(ticket);
 
 	channel[0] = '\0';
-	/* if one is set now, a later call sees it */
+	/* an announcement that is set just now may be missed */
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;
 	LWLockAcquire(&space->outbox_lock, LW_SHARED);
@@ -56,7 +56,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Make and claim an announcement.  Nothing fails later. */
+/* Make and claim an announcement.  After this, nothing can fail. */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 {
@@ -99,8 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count an announcement, so that the worker stays.  Called only after its
- * ticket has joined: a failed request leaves its own on the spare ticket.
+ * Count an announcement, so that the worker stays.  A session's is counted
+ * when its ticket has joined: a failed request leaves it on the spare ticket.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -121,8 +121,8 @@ dlock_announcement_release(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Exchange a ticket's announcement, or free it.  With "keep", an old one in
- * the outbox is still sent; the sender frees it.  Raises nothing.
+ * Exchange a ticket's announcement, or remove it.  The old one is freed; with
+ * "keep", the sender first sends it if it is in the outbox.  Raises nothing.
  */
 void
 dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
@@ -149,8 +149,8 @@ dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 }
 
 /*
- * Called when a ticket ends.  Its events are still sent, at the latest after
- * the announcement is armed.  Raises nothing.
+ * Called when a ticket ends.  Its events are still sent, once the announcement
+ * is armed.  Raises nothing.
  */
 void
 dlock_announcement_orphan(DlockTicket *ticket)
@@ -202,7 +202,7 @@ events_to_tell(DlockAnnouncement *announcement, uint32 events)
 	return events;
 }
 
-/* The caller wakes the sender later. */
+/* Note events of a ticket.  The caller must wake the sender. */
 void
 dlock_announcement_event(DlockTicket *ticket, uint32 events)
 {
@@ -231,7 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/* A ticket's announcement if this session has this claim (0: any); or NULL */
+/* A ticket's announcement if this session claims it by "claim" (0: any) */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {
@@ -268,7 +268,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim an announcement that a rollback has left unarmed; 0 if none is. */
+/* Claim an announcement that a rollback left unarmed; 0 if there is none. */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -305,7 +305,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/* A ticket was loaded.  If it holds, its grant was told before the restart. */
+/* A ticket was loaded.  If it holds, its grant counts as announced. */
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {
@@ -344,7 +344,7 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 	return count;
 }
 
-/* Remove the announcements that were sent, which are marked, at the head. */
+/* Remove events that were sent; "sending" marks them, from the head on. */
 void
 dlock_outbox_clear(DlockSpace *space)
 {

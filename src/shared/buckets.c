@@ -8,8 +8,8 @@
  * its cost does not depend on the number of entries.
  *
  * The first buckets are in the partition, the others in segments, each as
- * large as all before it.  A backend about to need a segment allocates it
- * without a lock.  Segments never move and are never freed.
+ * large as all before it.  A backend that will soon need a segment allocates
+ * it without a lock.  Segments never move and are never freed.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 
 #include "shared/buckets.h"
 
-/* Buckets that dlock_buckets_reserve() divides per locking */
+/* Buckets that dlock_buckets_reserve() divides while it holds the lock once */
 #define DIVIDED_AT_ONCE		100
 
 /* The memory must be zero. */
@@ -48,7 +48,9 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 		dsa_free(dlock_area, made);
 }
 
-/* Divide the next bucket by one more bit, if there is room for its half. */
+/*
+ * Divide the next bucket by one more bit of the hash, if its segment exists.
+ */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 {
@@ -84,7 +86,7 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 	buckets->num_buckets = number + 1;
 }
 
-/* Called with the partition's lock, as dlock_buckets_delete() */
+/* The caller holds the partition's lock, as for dlock_buckets_delete(). */
 void
 dlock_buckets_insert(DlockBuckets *buckets, dsa_pointer entry,
 					 DlockNextOf next_of)

@@ -87,8 +87,8 @@ dlock_lock_find(const DlockKey *key)
 }
 
 /*
- * Lock the entry of a key without a search.  The caller's pointer to it is
- * valid if its ticket is still in the lock (I7).
+ * Lock the partition of a key, without a search.  The caller's pointer to the
+ * entry is valid if the caller's ticket is still in the lock (I7).
  */
 void
 dlock_lock_enter(const DlockKey *key)
@@ -104,14 +104,14 @@ dlock_lock_leave(const DlockKey *key)
 	LWLockRelease(&dlock_lock_partition(key)->lock);
 }
 
-/* Counts queued locks of all databases that share this hash bucket */
+/* Locks with a queue, of all databases that share this counter */
 static inline uint32 *
 num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 {
 	return &partition->queued[space->database & (DLOCK_QUEUED_BUCKETS - 1)];
 }
 
-/* Called as an entry's lock is released */
+/* Update that counter, as an entry's lock is released. */
 static inline void
 count_queue(DlockPartition *partition, DlockLock *lock)
 {
@@ -318,10 +318,9 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * An entry leads to its ticket, and the ticket to its lease, so visiting an
- * entry would wait for memory three times.  A ring of entries ahead is
- * prefetched in stages instead (software pipelining, as for hash joins: Chen
- * et al., ICDE 2004).
+ * A visit reads an entry, its first holder and that holder's lease, and would
+ * wait for memory three times.  So a ring of the next entries is prefetched in
+ * stages (software pipelining, as for hash joins: Chen et al., ICDE 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)
@@ -421,7 +420,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 	dlock_release_memory(lock->role, lock, lock->size);
 }
 
-/* Release the scan's lock; also to end a scan early. */
+/* End a scan, also early: release the partition's lock. */
 void
 dlock_lock_scan_end(DlockLockScan *scan)
 {

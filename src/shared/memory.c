@@ -50,7 +50,7 @@ dlock_area_size(void)
 	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
-/* The client gets no warning, because it is the first only by chance. */
+/* Not a warning for the client, which was the first only by chance */
 void
 dlock_log_small_area(void)
 {

@@ -9,9 +9,7 @@
 
 #include "shared/queue.h"
 
-/*
- * Without set_slots, the slots of the oldest holder apply, or else the head's.
- */
+/* Without set_slots, the oldest holder's slots apply, or else the head's. */
 static void
 follow_slots(DlockLock *lock)
 {
@@ -103,8 +101,8 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 }
 
 /*
- * slots_loaded is set, so no process loads dlock_slots now: clear "settled".
- * A process that counts an entry later reads slots_loaded after that.
+ * Clear "settled": slots_loaded is set, so no process loads dlock_slots now.
+ * A process that counts its entry later finds slots_loaded set.
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

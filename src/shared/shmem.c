@@ -10,8 +10,8 @@
  * A backend attaches to the whole segment at its first call, until it exits.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session with the old one is attached.
- * Then the first of them replaces the segment and loads the tables, as after a
- * restart.  An old worker writes the journal first.
+ * Then the first new session replaces the segment and loads the tables, as
+ * after a restart.  An old worker writes the journal before it ends.
  *
  *-------------------------------------------------------------------------
  */
@@ -48,7 +48,7 @@ static DlockHeader *header = NULL;
 
 static pg_atomic_uint32 *pids = NULL;
 
-/* How this process is counted */
+/* Is this process counted as attached, and as a worker? */
 static bool counted = false;
 static bool counted_as_worker = false;
 
@@ -70,7 +70,7 @@ size_before_area(void)
 					   ProcGlobal->allProcCount * sizeof(DlockBackend));
 }
 
-/* Find the parts of a segment.  This process may not use them yet. */
+/* Set the pointers to the parts of a segment. */
 static void
 find_parts(char *start)
 {
@@ -113,8 +113,8 @@ open_hash_tables(bool make)
 }
 
 /*
- * Find or make the header.  "initialized" is set last: if the tranches fail,
- * as they can on PostgreSQL 19, the next caller continues.
+ * Find or make the header.  "initialized" is set last: if a tranche cannot be
+ * made, as on PostgreSQL 19, the next caller continues.
  */
 static void
 find_header(void)
@@ -142,7 +142,7 @@ find_header(void)
 	header = found_header;
 }
 
-/* Differs in most builds if a layout changes and DLOCK_LAYOUT does not */
+/* Tells most builds apart that have other layouts under one DLOCK_LAYOUT. */
 static uint32
 layout_sizes(void)
 {
@@ -178,8 +178,8 @@ map_segment(void)
 }
 
 /*
- * Wake the processes of another layout, so that its workers call
- * dlock_is_replaced() and end.  Returns their PIDs as a text.
+ * Wake the processes of another layout, so that workers among them call
+ * dlock_is_replaced() and end.  Returns the PIDs of all as a text.
  */
 static char *
 rouse_others(void)
@@ -208,8 +208,8 @@ rouse_others(void)
 }
 
 /*
- * Another layout is in use.  Wait if only its workers are left, or raise an
- * error.  Releases AddinShmemInitLock.
+ * Another layout is in use.  Wait for 10 ms if only its workers are attached;
+ * otherwise, and in the end, raise an error.  Releases AddinShmemInitLock.
  */
 static void
 wait_for_others(TimestampTz start)
@@ -242,9 +242,9 @@ wait_for_others(TimestampTz start)
 }
 
 /*
- * Free a segment to which no process is attached.  Flush the WAL first: grants
- * may depend on rows that are not on disk, and their positions are lost with
- * the segment (I15).  On a standby, where dlock_blocking_pids() may have
+ * Free a segment to which no process is attached.  Flush the WAL first: the
+ * positions of removed rows, up to which later grants would flush, are lost
+ * with the segment (I15).  On a standby, where dlock_blocking_pids() may have
  * attached, there are no rows to flush.
  */
 static void
@@ -280,7 +280,7 @@ make_secrets(uint64 *secrets)
 	secrets[1] |= 1;
 }
 
-/* Initialize all before the area, in memory that is zero. */
+/* Initialize all that precedes the area.  The memory must be zero. */
 static void
 init_arrays(Size area_size)
 {
@@ -347,8 +347,8 @@ attach_segment(void)
 }
 
 /*
- * Exit callback, after PostgreSQL has detached all dynamic shared memory, so
- * that the count is right even if another callback fails.  "attached" is
+ * Exit callback.  It runs after PostgreSQL has detached all dynamic shared
+ * memory, so the count is right even if another callback fails.  "attached" is
  * decremented first, so that a worker is never counted as a session.
  */
 static void
@@ -361,7 +361,7 @@ uncount(int code, Datum arg)
 	counted = counted_as_worker = false;
 }
 
-/* Find or make the segment, and count this process; true if it was made. */
+/* Find or make the segment, and count this process; true if it made it. */
 static bool
 join_segment(bool as_worker)
 {
@@ -400,8 +400,8 @@ join_segment(bool as_worker)
 }
 
 /*
- * Attach this process to the shared state, or make it.  Other layouts wait for
- * a process that attaches "as_worker".
+ * Attach this process to the shared state, or make it.  A library of another
+ * layout waits for a process that attaches "as_worker" to end.
  *
  * Raises 53200, and 55000 if another layout is in use.  After an error, the
  * resource owner detaches, and the next call starts over.  The caller must
@@ -433,7 +433,7 @@ dlock_attach(bool as_worker)
 		dlock_log_small_area();
 }
 
-/* Is a library of another layout waiting, with only workers attached here? */
+/* Does another layout's library wait, with only workers attached here? */
 bool
 dlock_is_replaced(void)
 {
@@ -468,9 +468,9 @@ roll_back_at_exit(int code, Datum arg)
 }
 
 /*
- * Register "leave" for any exit, after the rollback of the open transaction.
+ * Have "leave" called at any exit, after the rollback of the open transaction.
  * The callback registered last runs first; if it fails, the other still runs.
- * PostgreSQL's own callback that rolls back runs after both.
+ * PostgreSQL's own callback for the rollback runs after both, so too late.
  */
 void
 dlock_leave_at_exit(void (*leave) (void))

@@ -87,8 +87,8 @@ make_space(const DlockSpaceKey *key)
 }
 
 /*
- * Count this backend among a space's users; NULL if there is no space, or it
- * is useless.  The last cell of attached_spaces must be NULL.
+ * Count this backend as a user of a space; NULL if there is none, or it is
+ * useless.  The last cell of attached_spaces must be NULL.
  */
 static DlockSpace *
 use_space(const DlockSpaceKey *key)
@@ -136,7 +136,7 @@ enter_space(const DlockSpaceKey *key)
 		dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/* With "make", make the space if there is none; otherwise return NULL. */
+/* If there is no such space, make it or, without "make", return NULL. */
 static DlockSpace *
 attach_space(const DlockSpaceKey *key, bool make)
 {
@@ -166,7 +166,7 @@ attach_space(const DlockSpaceKey *key, bool make)
 	return space;
 }
 
-/* A space, for the worker that was started for it; NULL if it is gone */
+/* A space, for a process that was started for it; NULL if it is gone */
 DlockSpace *
 dlock_find_space(const DlockSpaceKey *key)
 {
@@ -218,7 +218,7 @@ dlock_current_space(void)
 	return space;
 }
 
-/* The same if it is cached and valid; otherwise NULL, without reading */
+/* The current space, if it is known without reading the catalog; or NULL */
 DlockSpace *
 dlock_known_space(void)
 {
