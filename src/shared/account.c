@@ -10,9 +10,9 @@
  * all backends would contend for one cache line.  So an account can be wrong
  * by one step for each backend.
  *
- * An account that is 0 and not open in a backend is removed (I30).  Memory is
- * counted before others can free it, and subtracted after it is freed.  So an
- * error can leave too much counted, never too little.
+ * An account that is 0 and not open in any backend is removed (I30).  Memory
+ * is counted before others can free it, and subtracted after it is freed.  So
+ * an error can leave too much counted, never too little.
  *
  *-------------------------------------------------------------------------
  */

@@ -48,9 +48,7 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 		dsa_free(dlock_area, made);
 }
 
-/*
- * Divide the next bucket by one more bit of the hash, if its segment exists.
- */
+/* Divide the next bucket by one more hash bit, if its segment exists. */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 {

@@ -6,8 +6,8 @@
  * "Space-saving", as in A.  Metwally, D.  Agrawal and A.  El Abbadi,
  * "Efficient Computation of Frequent and Top-k Elements in Data Streams" (ICDT
  * 2005), with weights: the microseconds that a name was waited for.  If all
- * DLOCK_CONTENDED_NAMES entries are in use, a new name replaces the one with
- * the least weight, and inherits it.  So each name with more than
+ * DLOCK_CONTENDED_NAMES entries are in use, a new name replaces the name with
+ * the least weight, and inherits this weight.  So each name with more than
  * 1/DLOCK_CONTENDED_NAMES of the total has an entry.
  *
  * The counters that the view shows begin at 0 when a name gets its entry, so
@@ -111,7 +111,7 @@ dlock_contention_prepare(DlockSpace *space)
 		add_chunk(sketch);
 }
 
-/* Forget all names, and free all but the first chunk, which waiters need. */
+/* Forget all names, and free all chunks but the first, for present waiters. */
 void
 dlock_contention_reset(DlockSpace *space)
 {

@@ -3,10 +3,10 @@
  * id_table.c
  *	  The tables of numbers and of requests.
  *
- * The entries of these hash tables are the records and leases' tickets
+ * The entries of these hash tables are the records, or leases' tickets,
  * themselves.  The tables grow as the table of locks does (buckets.c).
  *
- * A single lease is found by its ticket's number.  For requests see
+ * A single lease is found by its ticket's number.  For requests, see
  * lease_ticket.c.  A search takes a reference to the entry that it finds
  * before it releases the partition (I7).
  *
@@ -41,7 +41,7 @@ partition_of(DlockIdPartition *table, uint32 hash)
 /*
  * Neighbouring numbers have different partitions and neighbouring buckets, so
  * numbers that come or go in order hit the cache.  The higher bits are hashed,
- * too, because most numbers in between may belong to other tickets.
+ * too, because sessions' tickets may have most of the numbers in between.
  */
 static inline uint32
 hash_number(int64 number)
@@ -123,7 +123,7 @@ dlock_id_delete(DlockRecord *record)
 	LWLockRelease(&partition->lock);
 }
 
-/* The record with this number, referred to; or NULL */
+/* The record with this number, with a new reference; or NULL */
 DlockRecord *
 dlock_id_look_up(DlockSpace *space, int64 number)
 {
@@ -190,8 +190,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * A ticket of this request's hash that the callback accepts, referred to; or
- * NULL.  The callback is called with the partition locked.
+ * Returns a ticket with this request's hash that the callback accepts, with a
+ * new reference; or NULL.  The callback is called with the partition locked.
  */
 DlockLeaseTicket *
 dlock_request_find(const DlockLeaseTicket *wanted,

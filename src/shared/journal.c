@@ -9,8 +9,8 @@
  *
  * The worker hands a lock on after the commit that removes the old holder's
  * row (lease_end.c).  The next holder's row comes later in the WAL, so no
- * prefix of the WAL has two holders.  A session writes no row, so its grant is
- * told only after that removal is flushed (I15).
+ * prefix of the WAL has two holders.  A session's ticket has no row, so the
+ * session learns of its grant only after that removal is flushed (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-/* Mark a changed record.  The lease lock was taken before the change (I9). */
+/* Mark a changed record.  The caller locked the lease lock before (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -56,7 +56,7 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* Where removals of a lock's holders are noted; some locks share it */
+/* The place for removals of a lock's holders; some locks share it */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {
@@ -79,7 +79,7 @@ dlock_journal_flush(XLogRecPtr removed)
 
 /*
  * Flush the removal of a lock's previous holder.  Must be called before a
- * process tells of a grant; queue_view.c does so with each answer.
+ * process reports a grant; queue_view.c does so with each answer.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)

@@ -3,9 +3,9 @@
  * launcher.c
  *	  Starting and waking the background processes of a space.
  *
- * A space has up to three, each in an office: see DlockOffice.  Sessions ask
- * for the worker only, which asks for the others.  The postmaster restarts
- * none of them: if the database is dropped, the restarts would never stop.
+ * A space has up to three processes, each in an office: see DlockOffice.
+ * Sessions ask for the worker only; the worker asks for the others.  The
+ * postmaster restarts none: in a dropped database, restarts would never stop.
  *
  *-------------------------------------------------------------------------
  */
@@ -33,7 +33,7 @@ static const struct
 StaticAssertDecl(lengthof(kinds) == DLOCK_NUM_OFFICES,
 				 "kinds must match DlockOffice");
 
-/* Become the holder of an office (I20); false if another process holds it. */
+/* Become the holder of an office (I20); false if another process is. */
 bool
 dlock_office_take(DlockSpace *space, DlockOffice office)
 {
@@ -44,9 +44,9 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Leave an office; false if this process does not hold it.  The caller looks
- * for work afterwards, because a process that has posted some before found the
- * office held.  Raises nothing.
+ * Leave an office; returns false if this process does not hold it.  The caller
+ * must then look for work, because a process that posted some before has found
+ * the office held.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
@@ -60,8 +60,8 @@ dlock_office_leave(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Ask for a holder, at most once in START_MS; false if no slot is free.
- * Raises nothing.
+ * Start a process for an office, at most once in START_MS; returns false if no
+ * slot is free.  Raises nothing.
  */
 bool
 dlock_office_start(DlockSpace *space, DlockOffice office)
@@ -92,7 +92,7 @@ dlock_office_start(DlockSpace *space, DlockOffice office)
 	return false;
 }
 
-/* Wake the holder; false if there is none. */
+/* Wake the holder of an office; returns false if there is none. */
 bool
 dlock_office_wake(DlockSpace *space, DlockOffice office)
 {
@@ -112,7 +112,7 @@ dlock_office_pid(DlockSpace *space, DlockOffice office)
 	return procno < 0 ? 0 : GetPGProcByNumber(procno)->pid;
 }
 
-/* False if no worker can be started.  Raises nothing, even at exit. */
+/* Wake or start the worker; false if it cannot start.  Raises nothing. */
 bool
 dlock_worker_wake(DlockSpace *space)
 {
@@ -123,7 +123,7 @@ dlock_worker_wake(DlockSpace *space)
 		dlock_office_start(space, DLOCK_WORKER);
 }
 
-/* Is the worker about to find a mark that was made before this call? */
+/* Will the worker see a mark made before this call, within 10 ms? */
 bool
 dlock_worker_comes(DlockSpace *space)
 {
@@ -169,8 +169,8 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 
 /*
  * Each call of a session starts a worker if there is none and there is work, a
- * lease may be due, or announcements for this session are possible.  If the
- * session "waits", and has shown its wait, any lease is enough (I20).
+ * lease may be due, or something may have to be announced.  If the session
+ * "waits", which others can see by now, any lease is reason enough (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

@@ -3,12 +3,12 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in the list of its space from when it can be found until the
- * removal of its row is in the WAL; then the worker finishes it.
+ * A lease is in the list of its space from when a process can find it until
+ * the removal of its row is in the WAL; then the worker finishes it.
  *
  * The deadline alone tells whether a lease is open (I13).  A renewal moves it
- * without a lock.  It becomes DLOCK_RAN_OUT before a process reports the lease
- * gone, and 0 by a close, or under the lease lock when a delay begins.
+ * without a lock.  A process makes it DLOCK_RAN_OUT before it reports the
+ * lease gone, and 0 by a close or, under the lease lock, when a delay begins.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,7 +26,7 @@
 
 #define MAX_RENEW_MS	10000	/* longest wait for standbys in a renewal */
 
-/* How long a lease is honoured after standbys answered, or after a load */
+/* How long a lease lives after an acknowledged heartbeat or a load (I21) */
 static uint64
 honoured_for(const DlockLease *lease)
 {
@@ -49,8 +49,8 @@ dlock_lease_confirmed_at(DlockLease *lease)
 }
 
 /*
- * If standbys count for a lease, it lives for 1.25 times its ttl after that
- * heartbeat was sent (I21).
+ * When a lease runs out for lack of answers: DLOCK_NO_DEADLINE if standbys do
+ * not count, or else 1.25 ttls after that heartbeat was sent (I21)
  */
 static uint64
 quorum_deadline(DlockLease *lease)
@@ -106,7 +106,7 @@ dlock_lease_deadline(DlockLease *lease)
 	return look(lease, true, &deadline);
 }
 
-/* For a signal handler */
+/* Has a lease run out?  For a signal handler: standbys are ignored. */
 bool
 dlock_lease_has_run_out(DlockLease *lease)
 {
@@ -116,9 +116,9 @@ dlock_lease_has_run_out(DlockLease *lease)
 }
 
 /*
- * Move the deadline to a ttl from now; false if the lease is gone.  The
- * deadline always changes (I13).  If "ttl" is 0, use the lease's own ttl, and
- * never move the deadline back.
+ * Move the deadline to a ttl from now; returns false if the lease is gone.
+ * The deadline always changes (I13).  If "ttl" is 0, use the lease's own ttl,
+ * and never move the deadline back.
  */
 bool
 dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
@@ -164,7 +164,7 @@ dlock_lease_extend(DlockLease *lease)
 	return true;
 }
 
-/* Claim the end of a lease; false if it was ended before, or ran out. */
+/* Close a lease; returns false if it was closed before or has run out. */
 bool
 dlock_lease_claim(DlockLease *lease)
 {
@@ -177,8 +177,8 @@ dlock_lease_claim(DlockLease *lease)
 }
 
 /*
- * If a lease ran out, or "always", make its deadline 0.  If it ran out, begin
- * its delay.  Call this before a ticket is taken from the lease.
+ * If a lease has run out, or if "always" is set, make its deadline 0.  If it
+ * has run out, begin its delay.  Call this before any ticket leaves the lease.
  */
 void
 dlock_lease_be_over(DlockLease *lease, bool always)
@@ -257,8 +257,8 @@ dlock_check_lease(const DlockLease *lease)
 #endif
 
 /*
- * Remove a lease from "retimed".  If true, the caller must drop the list's
- * reference.
+ * Remove a lease from "retimed".  Returns true if it was there; the caller
+ * must then drop the list's reference.
  */
 bool
 dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
@@ -278,8 +278,8 @@ dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Take a lease out of all lists and tables; false if that was done before.
- * The caller has a reference to the lease or to a ticket of it.
+ * Take a lease out of all lists and tables; returns false if that was done
+ * before.  The caller has a reference to the lease or to a ticket of it.
  */
 bool
 dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
@@ -330,7 +330,7 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 	lease->in_leases = true;
 }
 
-/* Open a lease of many, which has a number and no row yet. */
+/* Open a lease that is not single.  It has a number, but no row yet. */
 void
 dlock_lease_enter(DlockLease *lease)
 {
@@ -343,9 +343,9 @@ dlock_lease_enter(DlockLease *lease)
 }
 
 /*
- * Make a lease that no number leads to yet, with a use by the caller.  The
- * role's name (NULL: the current user's) is stored after "size" bytes.  Does
- * not check the memory limit.
+ * Make a lease that is not in the table of numbers yet, and begin a use by the
+ * caller.  The role's name (NULL: the current user's) is stored after "size"
+ * bytes.  Does not check the memory limit.
  */
 static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
@@ -402,8 +402,8 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 }
 
 /*
- * Raise 42501 if the current user may not use a lease.  The role's name must
- * be that of its OID: after a restore, another role can have the OID.
+ * Raise 42501 if the current user may not use a lease.  The role's OID must
+ * still have the stored name: after a restore, another role can have the OID.
  */
 void
 dlock_lease_check_rights(const DlockLease *lease)
@@ -460,7 +460,7 @@ raise_unconfirmed(const DlockLease *lease)
  * Make sure that a renewal can promise a full ttl from "start" (I21).  If
  * standbys count, wait for their answer, but for at most a quarter of the ttl
  * and MAX_RENEW_MS.  The deadline is moved first, so that the lease does not
- * run out during the wait.  False if the lease is gone.
+ * run out during the wait.  Returns false if the lease is gone.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -503,7 +503,7 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	return result;
 }
 
-/* Exchange a lease's info; false if the lease is gone.  Raises nothing. */
+/* Exchange a lease's info; returns false if it is gone.  Raises nothing. */
 bool
 dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 {
@@ -522,7 +522,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start the ttl of a lease that a session kept alive; false if none did. */
+/* Start the ttl of a lease if a session kept it alive; false if none did. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {
@@ -558,8 +558,8 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 }
 
 /*
- * Load a lease of many.  Nothing can fail once it is in the table of numbers,
- * so a repeated load finds it there.
+ * Load a lease that is not single.  Nothing can fail once it is in the table
+ * of numbers, so a repeated load finds it there.
  */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)

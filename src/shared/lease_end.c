@@ -3,10 +3,10 @@
  * lease_end.c
  *	  The end of leases and of their tickets, and the loading of tickets.
  *
- * An entry's lock comes before the lease lock.  So the tickets of a lease are
- * picked one by one and ended through queue.c.  A ticket that has ended is
+ * An entry's lock must be taken before the lease lock.  So a lease's tickets
+ * are picked one by one and ended through queue.c.  A ticket that has ended is
  * marked, and stays in its lock until the removal of its row is in the WAL.
- * Then, or at once if it never had a row, it is settled.
+ * Then, or at once without a row, dlock_lease_settle() takes it out.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,7 +22,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* A lease's first ticket, referred to; or NULL */
+/* A lease's first ticket, with a new reference; or NULL */
 static DlockLeaseTicket *
 first_ticket(DlockSpace *space, DlockLease *lease)
 {
@@ -115,7 +115,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 	}
 	ticket = dlock_record_ticket(record);
 	state = dlock_state_of(&ticket->ticket);
-	/* pins after the state: an ENDING ticket gets no new pin */
+	/* pins after the state, because an ENDING ticket gets no new pin */
 	pg_read_barrier();
 	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0 &&
@@ -123,8 +123,8 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Finish a record if it is over and has no row; returns whether it was.
- * Called by the worker after a write, and by a backend that ends its record.
+ * Finish a record if it is over and has no row; returns true if it did.  The
+ * worker calls this after a write, and a backend after it has ended a record.
  */
 bool
 dlock_lease_settle(DlockSpace *space, DlockRecord *record)
@@ -150,9 +150,9 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * A session drops the ticket that it made.  A ticket that no lease has adopted
- * is GONE.  So wake the calls with the same request that wait for it, and drop
- * the lock's reference.
+ * A session drops the ticket that it made.  If no lease has adopted it, it is
+ * GONE: wake the calls of the same request that wait for it, and drop the
+ * lock's reference.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
@@ -211,7 +211,7 @@ end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
-/* Its opener has failed: end a lease. */
+/* End a lease whose opener has failed. */
 void
 dlock_lease_withdraw(DlockLease *lease)
 {
@@ -238,12 +238,12 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	return count;
 }
 
-/* Tickets that a delay releases while it holds the lease lock once */
+/* Tickets that end_delay() releases while it holds the lease lock once */
 #define STEP	256
 
 /*
- * Release the locks that a delay keeps; false if "until" came first.  The
- * worker can continue, because delay_ends has passed.
+ * Release the locks that a delay keeps; returns false if "until" came first.
+ * Then another process can continue, because delay_ends has passed.
  */
 static bool
 end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
@@ -346,7 +346,7 @@ dlock_lease_end_all(DlockSpace *space)
 }
 
 /*
- * For the worker: end a lease if it is due, and its delay if that is due.
+ * For the worker: end a lease if it is due, and its delay if that is over.
  * Complete an end that another process has begun.  Returns when to look again,
  * in monotonic microseconds: 0 for never, now if "until" came first.  If the
  * caller must log that the lease ran out, *expiry describes the lease;
@@ -390,7 +390,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	return !delayed || end_delay(space, lease, until) ? 0 : now;
 }
 
-/* The first lease of a space, referred to; or NULL */
+/* The first lease of a space, with a new reference; or NULL */
 static DlockLease *
 first_lease(DlockSpace *space)
 {
@@ -437,7 +437,7 @@ abandon_journal(DlockSpace *space)
 }
 
 /*
- * The tables were dropped, so end all leases, which grants their locks to
+ * The tables were dropped, so end all leases; their locks are then granted to
  * sessions that still wait.  The worker's last action.
  */
 void
@@ -456,7 +456,7 @@ dlock_lease_abandon(DlockSpace *space)
 	abandon_journal(space);
 }
 
-/* Load a ticket; false if dlock_queue_restore() refuses it. */
+/* Load a ticket; returns false if dlock_queue_restore() refuses it. */
 bool
 dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 {

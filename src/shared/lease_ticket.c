@@ -3,8 +3,8 @@
  * lease_ticket.c
  *	  Tickets of leases.
  *
- * queue.c calls this, with the entry's lock held, when a ticket is adopted,
- * granted, ended or changed; none of that raises an error.
+ * queue.c calls these functions, with the entry's lock held, when a ticket is
+ * adopted, granted, ended or changed; none of them raises an error.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Does a delay close the ticket's lock, or will it begin to (I16)? */
+/* Does its lease's delay close the ticket's lock, or will it (I16)? */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
@@ -27,7 +27,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* locked, so that RAN_OUT does not become "delayed" in between */
+	/* locked, so that DLOCK_RAN_OUT does not become "delayed" in between */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
@@ -43,11 +43,11 @@ same_text(const char *a, const char *b)
 
 /*
  * A ticket is in the table of requests from its creation until it is freed,
- * under a hash of its lock, owner, and lease or role.  At most one ticket of a
- * request waits or holds (I14).
+ * under a hash of its lock, owner, and lease or role.  Of the tickets with one
+ * request, at most one waits or holds (I14).
  */
 
-/* Does this ticket, perhaps of a session, answer the request of "wanted"? */
+/* Has a ticket, of a lease or still of a session, the request of "wanted"? */
 static bool
 is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 {
@@ -133,9 +133,9 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * The lease takes a ticket that joins its lock now or waits there, and gives
- * it this state.  An heir's row says granted from the start (I17).  False if
- * the lease is gone.
+ * A lease adopts a ticket that joins its lock now or waits there, and gives it
+ * this state.  An heir's row says granted from the start (I17).  Returns false
+ * if the lease is gone.
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
@@ -182,7 +182,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	/* the ttl of an heir's own lease begins to run */
+	/* an heir's ttl begins to run; that of another single lease starts over */
 	if (lease->single && !dlock_lease_detach(lease))
 		(void) dlock_lease_extend(lease);
 	dlock_lease_begin_change(space);
@@ -199,7 +199,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 
 /*
  * A ticket becomes LEAVING or ENDING, or an ENDING one loses its last pin.
- * True if it can leave its lock at once, as it has no row (I15).
+ * Returns true if it can leave at once, because it has no row (I15).
  */
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
@@ -237,7 +237,7 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
-/* Begin a downgrade (I18).  If true, the caller must complete it. */
+/* Begin a downgrade (I18); returns true if the caller must complete it. */
 bool
 dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 {
@@ -253,9 +253,8 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 }
 
 /*
- * Begin to redirect the announcement of another call's ticket.  It is
- * exchanged only once the row with the new channel is durable and the call
- * cannot fail.
+ * Begin to give another call's ticket this announcement.  The ticket gets it
+ * only once the row with the new channel is durable and the call cannot fail.
  */
 void
 dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
@@ -287,7 +286,7 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 		dlock_journal_mark(space, &ticket->record);
 	}
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
-	/* only now: the worker reads it under the lease lock */
+	/* only now, because the worker reads it under the lease lock */
 	if (unused)
 		dlock_announcement_release(space, dlock_address(announcement));
 	if (undone)
@@ -310,8 +309,8 @@ dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 }
 
 /*
- * Exchange a ticket's announcement and the level at which it is made.  If the
- * ticket holds, its grant is announced again.  The caller wakes the worker.
+ * Exchange a ticket's announcement and announce_at.  If the ticket holds, its
+ * grant is announced again.  The caller must wake the worker.
  */
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
@@ -329,7 +328,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	dlock_lease_end_change(space, lease);
 }
 
-/* End a delay for this ticket; false if no delay keeps it. */
+/* End the delay of this ticket's lock; returns false if there is none. */
 bool
 dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 {
@@ -362,7 +361,7 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 	uint64		deadline = dlock_lease_deadline(lease);
 	uint64		now = dlock_monotonic_now();
 
-	/* before the grant the lease has no number */
+	/* before the grant, a single lease has no number */
 	row->lease = lease->single ? row->number : lease->number;
 	if (row->pid != 0)
 		return;
@@ -375,8 +374,8 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 }
 
 /*
- * Make a lease's ticket that no number leads to yet, with a use by the caller.
- * Does not check the memory limit.
+ * Make a lease's ticket that is not in the table of numbers yet, and begin a
+ * use by the caller.  Does not check the memory limit.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
@@ -419,8 +418,8 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Find a lease's ticket by number, and begin a use by the caller; or NULL.
- * Raises 42501 if the role may not use the lease.
+ * Find a lease's ticket by number, and begin a use by the caller; NULL if it
+ * is gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)

@@ -3,13 +3,13 @@
  * lease_ttl.c
  *	  Another ttl or a higher durability for an open lease.
  *
- * Until another ttl is durable, the shorter of both counts; if the call fails,
- * for good.  The row has the new ttl from the start.  So no server honours a
+ * Until a new ttl is durable, the shorter of both counts; if the call fails,
+ * it stays.  The row has the new ttl from the start.  So no server honours a
  * lease longer after a heartbeat than the row on a standby says (I21).
  *
  * The deadline moves at once to the new ttl from now.  A later deadline is
- * safe, because the standbys' answers limit the lease's life, too.  The lease
- * is listed in "retimed" of the space, so that the worker checks it again.
+ * safe, because standbys' answers limit the lease's life, too.  The lease is
+ * listed in "retimed" of the space, so that the worker checks it again.
  *
  * A higher durability counts in memory at once, so that heartbeats are sent
  * even if the table is locked.  It never falls, because a caller that counts
@@ -39,7 +39,7 @@ retime(DlockSpace *space, DlockLease *lease)
 	retiming->listed = true;
 }
 
-/* The next lease that the worker must check again, referred to; or NULL */
+/* The next lease that the worker must check, with a reference; or NULL */
 DlockLease *
 dlock_lease_next_retimed(DlockSpace *space)
 {
@@ -125,9 +125,9 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 }
 
 /*
- * Begin a change of the ttl by marking "record" and moving the deadline, one
- * call at a time.  False if the lease is gone.  Raises 53200, with nothing
- * changed.
+ * Begin a change of the ttl: mark "record" and move the deadline.  Callers do
+ * so one at a time.  Returns false if the lease is gone.  Raises 53200, with
+ * nothing changed.
  */
 bool
 dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)

@@ -24,7 +24,7 @@
 
 #include "shared/inner.h"
 
-#define FIRST_RESEND_MS	10		/* wait for an answer; then doubles */
+#define FIRST_RESEND_MS	10		/* first wait for an answer; doubles later */
 #define LAST_RESEND_MS	1000
 #define MAX_POLL_MS		10		/* between looks for an answer */
 
@@ -42,7 +42,7 @@ quorum_of(int durability)
 	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 }
 
-/* Have they acknowledged this position, at this level? */
+/* Have these standbys acknowledged this position, at this level? */
 bool
 dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 {
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* locked: PostgreSQL wakes the waiters before it changes the setting */
+	/* locked, as PostgreSQL wakes waiters before it changes the setting */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -66,7 +66,7 @@ dlock_quorum_confirmed(DlockSpace *space, int durability)
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note an answer to a heartbeat sent at a moment; never goes back. */
+/* Note an answer to a heartbeat sent at "moment"; never goes back. */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -78,7 +78,7 @@ note_answer(DlockSpace *space, int quorum, uint64 moment)
 		;
 }
 
-/* Remove heartbeats up to a position; returns the latest's time, or 0. */
+/* Remove heartbeats up to a position; returns when the last was sent, or 0. */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 {
@@ -153,9 +153,9 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 
 /*
  * Wait until a heartbeat sent at "since" or later is acknowledged at this
- * level; false after "until".  Sends a heartbeat if none was sent since, and
- * again from time to time: standbys report replay only with new WAL, and
- * another sender may have been stopped.
+ * level; returns false if "until" comes first.  Sends a heartbeat if none was
+ * sent since, and again from time to time: standbys report replay only with
+ * new WAL, and another sender may have been stopped.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,

@@ -4,7 +4,7 @@
  *	  Records: leases and leases' tickets, which can have rows.
  *
  * Any backend can find a record by number and use it.  So references are
- * counted: one for being listed, one for each use by a backend, and one on its
+ * counted: one for being listed, one for each use by a backend, and one to its
  * lease for each ticket.
  *
  *-------------------------------------------------------------------------
@@ -18,8 +18,8 @@
 #include "shared/inner.h"
 
 /*
- * The uses of this transaction, a stack in which levels never fall.  A call
- * that fails leaves its uses to the end of its (sub)transaction.
+ * The records that this backend uses: a stack, in which levels never fall.  A
+ * call that fails leaves its uses to the end of its (sub)transaction.
  */
 typedef struct Use
 {
@@ -31,7 +31,7 @@ static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
-/* Initialize a record.  A single lease uses only its first fields. */
+/* Initialize a record.  In a single lease, it has only its first fields. */
 void
 dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
@@ -92,7 +92,7 @@ free_ticket(DlockLeaseTicket *ticket)
 	dlock_record_unref(&lease->record);
 }
 
-/* Drop a reference; the last one frees.  Raises nothing. */
+/* Drop a reference, and free the record if it was the last. */
 void
 dlock_record_unref(DlockRecord *record)
 {
@@ -133,7 +133,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 	}
 }
 
-/* Prepare some uses.  The result is for dlock_record_end_uses(). */
+/* Make room for some uses.  The result is for dlock_record_end_uses(). */
 int
 dlock_record_begin_uses(void)
 {
@@ -155,7 +155,7 @@ dlock_record_begin_uses(void)
 }
 
 /*
- * Use a record until the call's end or, after an error, that of the
+ * Use a record until the end of the call or, after an error, the end of the
  * (sub)transaction.  Allocates nothing.
  */
 void
@@ -184,7 +184,7 @@ dlock_record_end_uses(int before)
 		dlock_record_unref(uses[--num_uses].record);
 }
 
-/* Use a number's lease and ticket.  Either can be NULL afterwards. */
+/* Find and use a number's lease and ticket, of which either can be missing. */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)

@@ -16,7 +16,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Tickets of a lease that are searched for held ones */
+/* How many tickets of a lease are searched for tickets that hold */
 #define MAX_LOOKED_AT	256
 
 /* Copy a text of the area, or "" if there is none. */
@@ -96,7 +96,7 @@ dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
 	copy_text(&name->owner, ticket->owner);
 }
 
-/* The owner by the ticket's number; name->lease is 0 if it is gone. */
+/* Find a ticket's owner by number; name->lease is 0 if the ticket is gone. */
 void
 dlock_lease_name_find(DlockSpace *space, int64 number, DlockLeaseName *name)
 {

@@ -113,8 +113,8 @@ open_hash_tables(bool make)
 }
 
 /*
- * Find or make the header.  "initialized" is set last: if a tranche cannot be
- * made, as on PostgreSQL 19, the next caller continues.
+ * Find or make the header.  "initialized" is set last: if PostgreSQL 19 cannot
+ * make a tranche, the next caller continues.
  */
 static void
 find_header(void)
@@ -361,7 +361,7 @@ uncount(int code, Datum arg)
 	counted = counted_as_worker = false;
 }
 
-/* Find or make the segment, and count this process; true if it made it. */
+/* Count this process in the segment; returns true if it had to make it. */
 static bool
 join_segment(bool as_worker)
 {

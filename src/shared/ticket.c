@@ -9,11 +9,11 @@
  * no number is drawn twice, even after a crash.
  *
  * A block starts above the sequence's last_value, above the time (seconds
- * since 2025-01-01, shifted left by 22), and above all that the database has
- * reserved in this server.  The time makes numbers grow if the sequence has
- * gone back, as after lost WAL, point-in-time recovery or the restore of an
- * old dump.  The third rule covers an extension that was dropped and created
- * again.
+ * since 2025-01-01, shifted left by 22), and above all numbers that the
+ * database has reserved in this server.  The time makes numbers grow if the
+ * sequence has gone back, as after lost WAL, point-in-time recovery or the
+ * restore of an old dump.  The third rule covers an extension that was dropped
+ * and created again.
  *
  * Why not nextval()?  It changes the user's lastval(), locks the sequence to
  * the end of the transaction, assigns a transaction id, fails in a read-only
@@ -127,7 +127,7 @@ last_reserved(Form_pg_sequence_data data)
 	return data->is_called ? data->last_value : data->last_value - 1;
 }
 
-/* Can this number have been drawn?  True if the sequence is locked. */
+/* Can this number have been drawn?  "Yes" if the sequence is locked. */
 bool
 dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 {
@@ -243,7 +243,7 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 			continue;
 		other = dlock_space_at(entry->space);
 		SpinLockAcquire(&other->mutex);
-		/* the compare-and-exchange of a concurrent draw fails */
+		/* this makes the compare-and-exchange of a concurrent draw fail */
 		pg_atomic_write_u64(&other->next_ticket,
 							pg_atomic_read_u64(&other->ticket_limit));
 		SpinLockRelease(&other->mutex);
@@ -276,7 +276,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 }
 
-/* The time, up to some milliseconds late, at a quarter of the cost */
+/* The time, some milliseconds late, for a quarter of the usual cost */
 static TimestampTz
 current_time(void)
 {
@@ -375,7 +375,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 	return ticket;
 }
 
-/* Fill a ticket.  On 53200, it keeps what was made for it so far. */
+/* Fill a ticket.  After error 53200, it keeps the texts made so far. */
 void
 dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 				  DlockTicket *ticket)
