@@ -4,9 +4,9 @@
  *	  Loading the tables of leases.
  *
  * See "Loading" in src/README.  A caller loads up to DLOCK_ROWS_AT_ONCE rows of
- * each table.  The worker loads more, because a caller can run out of time.  If
- * there is no worker, or if it has failed, the caller loads all, and meets the
- * same error or locked table under its own timeouts.
+ * each table.  If there are more, the worker loads them, because a caller can
+ * run out of time.  If there is no worker, or if it has failed, the caller
+ * loads all rows, and meets the worker's error or locked table itself.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,26 +27,25 @@
 
 #include "tables/shape.h"
 
-/* times that standbys are asked, if their answers take long */
+/* most records that standbys must acknowledge, if their answers take long */
 #define MAX_QUORUM_WAITS	3
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
 #define LOOK_MS				1000	/* between checks for a worker */
-#define NO_WORKER_MS		3000	/* without a worker, until callers load */
-#define WORKER_TURN_MS		1000	/* the worker loads until it unlocks the tables */
-#define TELL_MS				500 /* wait before it is logged */
+#define NO_WORKER_MS		3000	/* without a worker, before callers load */
+#define WORKER_TURN_MS		1000	/* before the worker unlocks the tables */
+#define TELL_MS				500 /* of waiting, before a message */
 #define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
 
 /*
- * Begin the ttls; false after "until".
+ * Begin the ttls of the loaded leases.  Returns false after "until".
  *
- * If standbys count for a lease, they must acknowledge a record written now: a
- * server that was replaced must not honour its rows.  The ttls count from
- * before the record was written, because this server may be replaced once
- * standbys have the record.  If an answer takes more than a quarter of a ttl,
- * ask again, so that leases keep most of their ttl.  Ask at most
- * MAX_QUORUM_WAITS times.
+ * If standbys count for a lease, they must acknowledge a record written now,
+ * because a server that was replaced must not honour its leases.  The ttls
+ * begin before the record is written, because another server may replace this
+ * server once standbys have the record.  If the answer takes more than a
+ * quarter of the least ttl, ask again, so that leases keep most of their ttl.
  */
 static bool
 begin_ttls(DlockSpace *space, uint64 until)
@@ -56,7 +55,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
-	/* calls about loaded rows wait until this is durable */
+	/* calls that return loaded tickets wait until this record is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -108,7 +107,7 @@ tell_of_loader(const LOCKTAG *tag)
 			 errhint("See its wait_event in pg_stat_activity: if it is SyncRep, the synchronous standbys have to answer first.")));
 }
 
-/* Log a wait of take_lock(), for one of the waiters every SILENCE_MS. */
+/* Log a wait of take_lock(), unless a process logged one in SILENCE_MS. */
 static void
 log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
@@ -137,9 +136,9 @@ check_lock_timeout(uint64 start, const char *detail)
 }
 
 /*
- * Take a heavyweight lock, of a table or, if "name" is NULL, of the loader.
- * False after "until".  A wait without a timeout joins PostgreSQL's queue after
- * TELL_MS, because deadlocks are found there.
+ * Take a heavyweight lock: on a table or, if "name" is NULL, the lock to load.
+ * Polls, and returns false after "until".  Without a timeout, joins
+ * PostgreSQL's queue after TELL_MS, because deadlocks are found there.
  */
 static bool
 take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
@@ -195,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots; false after "until".  Processes may do this at once. */
+/* Load dlock_slots, maybe along with others.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -211,13 +210,14 @@ load_slots(DlockSpace *space, uint64 until)
 }
 
 /*
- * Load the locked tables.  Returns false after "rows_until", but not before one
- * step of each table, or if standbys have not answered by "standbys_until".
+ * Load the tables, which the caller has locked.  Returns false if rows are
+ * left at "rows_until", after at least one step of each table, or if standbys
+ * have not answered by "standbys_until".
  */
 static bool
 load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 {
-	/* the memory of a step is kept for the next one */
+	/* each step uses the memory of the step before */
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "dlock load", STEP_SIZE,
 												  STEP_SIZE, 2 * STEP_SIZE);
@@ -259,7 +259,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 	return done;
 }
 
-/* Its holder loads.  It is heavyweight, so that deadlocks are found. */
+/* The lock to load.  It is heavyweight, so that deadlocks are found. */
 static LOCKTAG
 load_tag(DlockSpace *space)
 {
@@ -318,15 +318,15 @@ check_lockable(DlockSpace *space)
 }
 
 /*
- * Load in the worker; false if it must call again.  After WORKER_TURN_MS a
- * locked table is an error.  Between turns the tables are unlocked, so that
- * they can be dropped while standbys do not answer.  The lock to load stays
- * held.
+ * Load in the worker.  Returns false if the worker must call again.  Raises
+ * 55P03 if a table is locked for WORKER_TURN_MS.  Between calls the tables are
+ * unlocked, so that DROP EXTENSION need not wait until standbys answer.  But
+ * the worker keeps the lock to load.
  */
 bool
 dlock_load(DlockSpace *space)
 {
-	static bool has_turns = false;	/* the lock to load is the session's */
+	static bool has_turns = false;	/* has the lock to load between calls */
 	uint64		until = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	LOCKTAG		tag = load_tag(space);
 	volatile bool done = false;
@@ -373,7 +373,7 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 			 errhint("It is not known yet whether the lock is free. Try again, or with a longer timeout.")));
 }
 
-/* The worker failed to load: let the callers that wait load. */
+/* The worker has failed to load: make waiting callers load. */
 void
 dlock_load_failed(DlockSpace *space)
 {
@@ -382,8 +382,8 @@ dlock_load_failed(DlockSpace *space)
 }
 
 /*
- * Wait until a worker has loaded, or until "until"; false if there is no
- * worker, or if it has failed.  Raises 55P03 after lock_timeout.
+ * Wait for the worker to load, at most until "until".  Returns false if the
+ * worker does not come or has failed.  Raises 55P03 after lock_timeout.
  */
 static bool
 wait_for_worker(DlockSpace *space, uint64 until)
@@ -418,7 +418,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 	return comes;
 }
 
-/* A caller's lock_timeout counts while it waits for standbys, too. */
+/* Load in a caller.  lock_timeout counts in waits for standbys, too. */
 static bool
 load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 {
@@ -433,7 +433,7 @@ load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 	return false;
 }
 
-/* False after "until" */
+/* Wait for the worker to load, or load.  Returns false after "until". */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -449,7 +449,7 @@ deadline_of(DlockTimeout timeout)
 		Min(dlock_monotonic_now() + (uint64) timeout, DLOCK_NO_DEADLINE);
 }
 
-/* Wait for the load, or load; false after the timeout. */
+/* Load, or wait for the worker to load.  Returns false after the timeout. */
 bool
 dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 {
@@ -472,7 +472,7 @@ dlock_loaded_space(void)
 	return space;
 }
 
-/* *has: is there a row with this name?  False after "until". */
+/* Set *has to whether a row has this name.  Returns false after "until". */
 static bool
 look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 {
@@ -484,13 +484,13 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 }
 
 /*
- * Load the rows that a session's request for one name needs.  If no row has
- * the name, it needs none, because no row is added before all are loaded
- * (I22).  False after the timeout; *leased, unless NULL, becomes true if a row
- * has the name.
+ * Load the rows that a session's request for a name needs.  If no row has the
+ * name, the request needs no row, because no row is added before all rows are
+ * loaded (I22).  Returns false after the timeout.  *leased, unless NULL, is
+ * set if a row has the name.
  *
- * The caller loads if one step of each table, without a wait, is enough;
- * otherwise the worker loads.  The table dlock_slots is always loaded.
+ * The caller loads if one step of each table is enough and no lock is in its
+ * way; otherwise the worker loads.  dlock_slots is loaded in any case.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,

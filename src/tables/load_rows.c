@@ -15,7 +15,7 @@
 
 #define ROW_MEMORY			512		/* bytes of a loaded row, about */
 
-/* A column of a row; 0 or NULL if null */
+/* The value of a row's column; 0 or NULL if the column is null */
 static TimestampTz
 get_time(const DlockStored *row, int column)
 {
@@ -52,7 +52,7 @@ log_foreign(const DlockLoading *loading, const char *table)
 
 /*
  * Raise 55000 for a number that was never drawn, because it could be drawn
- * later.  The last row that is not foreign has the greatest.
+ * later.  The last row that is not foreign has the greatest number.
  */
 static void
 check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
@@ -157,7 +157,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	dlock_record_end_uses(before);
 }
 
-/* Load some rows, from the one after the last that was loaded. */
+/* Load the rows of one step, which follow the last loaded row. */
 void
 dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 {

@@ -26,16 +26,16 @@ typedef struct OwnersStatement
 	Oid			table;
 } OwnersStatement;
 
-/* The running statement, which may run others; no text if none runs */
+/* The innermost statement that runs; its text is NULL if none runs */
 static OwnersStatement current = {NULL, InvalidOid};
 
 /*
- * Raise 55000 if the current statement, as parsed, means another table than
- * the one that was opened.
+ * Raise 55000 if the current statement, as parsed, is on another table than
+ * the table that dlock has opened.
  *
- * The schema's owner can rename it and put another table under that name, whose
- * triggers and defaults would run as the owner of this one.  So the OID is
- * compared at each parse, before rewriting and planning, which can run code.
+ * The owner of the schema can put another table in this table's place, by
+ * renaming.  Its triggers and defaults would run as this table's owner.  So
+ * compare the OID at each parse, before rewriting and planning can run code.
  */
 void
 dlock_owner_check_parsed(const char *text, const List *range_table)
@@ -60,8 +60,8 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * The plan of the current statement.  For each format, a constant, the last
- * plan is kept, because planning costs more than executing.  A nested
+ * The plan of the current statement.  "format" is a constant, for which the
+ * last plan is kept, because planning costs more than executing.  A nested
  * statement gets a plan of its own, so that no plan in execution is freed.
  */
 static SPIPlanPtr
@@ -102,13 +102,13 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
 
 /*
  * Run a statement on a table of the extension as its owner.  "%s" stands for
- * the table.  Returns the number of rows processed, and in *result the value,
- * if the statement returns one.
+ * the table.  Returns the number of rows processed, and in *result the value
+ * that the statement returns, if any.
  *
- * The caller need not trust the owner, whose triggers, rules and expressions
- * may run: in a security-restricted operation they can neither change locks of
- * this session nor leave deferred triggers, and settings are set back.  The
- * owner need not trust the caller, so the search path is pinned.
+ * The statement may run triggers, rules and expressions of the owner, whom the
+ * caller need not trust.  So it is a security-restricted operation, which can
+ * neither change this session's locks nor leave deferred triggers, and its
+ * settings are reset.  The owner need not trust the caller's search path.
  */
 uint64
 dlock_execute_as_owner(DlockSpace *space, const char *name,

@@ -37,9 +37,9 @@ compare_numbers(const void *a, const void *b)
 /*
  * Open a table to load it.  Until dlock_close_committed(), the snapshot sees
  * only committed rows, because this transaction could be rolled back (I22).
- * Raises 55000 if it holds ShareLock or more: it may have changed the file,
- * columns or indexes, so that committed rows are missed.  A table that this
- * transaction created has no committed rows.
+ * Raises 55000 if this transaction holds ShareLock or more.  It may have
+ * changed the table's file, columns or indexes, and would miss committed rows.
+ * But a table that this transaction created has no committed rows.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -55,7 +55,7 @@ dlock_open_committed(DlockSpace *space, const char *name)
 				 errdetail("Its rows have not been read since the server was started."),
 				 errhint("Commit first, or roll back.")));
 	PushActiveSnapshot(GetLatestSnapshot());
-	/* our own copy; it hides all commands of this transaction */
+	/* hide all commands of this transaction, in our copy of the snapshot */
 	GetActiveSnapshot()->curcid = FirstCommandId;
 	return table;
 }
@@ -104,10 +104,10 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Fill "rows" anew with at most "max" committed rows whose numbers are above
- * "behind"; 0 means from the first.  If the primary key is locked, as by
- * REINDEX, read all.  Values are in the current memory context.  Raises 55000
- * for a row that dlock cannot have written.
+ * Replace the contents of "rows" by at most "max" committed rows whose numbers
+ * are above "behind"; 0 means from the first row on.  If the primary key is
+ * locked, as by REINDEX, "max" does not count.  Values are in the current
+ * memory context.  Raises 55000 for a row that dlock cannot have written.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
@@ -122,7 +122,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 	dlock_shape_check(relation, shape);
 	rows->count = 0;
 	rows->complete = true;
-	/* the first rows may have invalid numbers, which must be refused */
+	/* include invalid numbers of 0 or less, which must raise an error */
 	ScanKeyInit(&key, 1, BTGreaterStrategyNumber, F_INT8GT,
 				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
 	index = dlock_shape_key_index(relation);
@@ -160,8 +160,8 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 }
 
 /*
- * An index on names, with AccessShareLock, or InvalidOid.  Collation "C" is
- * the same on all systems.  A locked index is skipped, as during REINDEX.
+ * Find an index on names, and take AccessShareLock on it; InvalidOid if none.
+ * Only collation "C" is the same on all systems.  Skips a locked index.
  */
 static Oid
 lock_name_index(Relation relation, AttrNumber name)
@@ -205,7 +205,7 @@ dlock_begin_name_scan(Relation relation, AttrNumber column,
 														 key->length)));
 	scan = systable_beginscan(relation, index, OidIsValid(index), snapshot, 1,
 							  &scan_key);
-	/* the scan has its own lock */
+	/* the scan has taken its own lock on the index */
 	if (OidIsValid(index))
 		UnlockRelationOid(index, AccessShareLock);
 	return scan;

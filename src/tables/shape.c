@@ -3,9 +3,9 @@
  * shape.c
  *	  The shape of the tables of leases.
  *
- * The tables are read and written by the position of columns, without running
- * code of their owner.  So a table must be as the extension's script made it,
- * except for dropped columns at the end.
+ * dlock reads and writes the tables by the position of columns, and must not
+ * run code of their owner.  So a table must be as the extension's script made
+ * it, except for dropped columns at the end.
  *
  *-------------------------------------------------------------------------
  */
@@ -37,7 +37,7 @@
 
 #include "tables/shape.h"
 
-#define MAX_TTL		((int64) INT_MAX * USECS_PER_SEC)	/* of any max_ttl */
+#define MAX_TTL		((int64) INT_MAX * USECS_PER_SEC)	/* for any max_ttl */
 
 /* The least and the greatest value, or length, that dlock can have written */
 static const DlockColumn queue_columns[] = {
@@ -105,7 +105,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errhint("Undo the change, for example with ALTER TABLE or DROP INDEX.")));
 }
 
-/* The number of a column; raises 55000 if there is none of this type. */
+/* The number of a column.  Raises 55000 if no such column has this type. */
 int
 dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 				  Oid type)
@@ -119,7 +119,7 @@ dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 	return column;
 }
 
-/* The value of a row's column; raises 55000 for a null, too. */
+/* The value of a row's column.  Raises 55000 also if the value is null. */
 Datum
 dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
 				 const char *name, Oid type)
@@ -189,7 +189,7 @@ is_function(Oid function, const char *name)
 	return found && strcmp(found, name) == 0;
 }
 
-/* Only the script's two triggers may exist, enabled as it says. */
+/* Only the two triggers of the extension's script may exist. */
 static void
 check_triggers(Relation relation)
 {
@@ -207,7 +207,7 @@ check_triggers(Relation relation)
 		{"dlock_truncated", "dlock_refuse_truncate",
 			TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_TRUNCATE, TRIGGER_FIRES_ALWAYS}
 	};
-	/* a copy, because a catalog lookup can replace the relation's own */
+	/* a copy, because a catalog lookup can replace relation->trigdesc */
 	const TriggerDesc *triggers = CopyTriggerDesc(relation->trigdesc);
 	int			count = triggers ? triggers->numtriggers : 0;
 	Oid			extension = getExtensionOfObject(RelationRelationId,
@@ -236,8 +236,8 @@ check_triggers(Relation relation)
 }
 
 /*
- * Does maintaining an index run only PostgreSQL's code?  This check runs no
- * other code, either: RelationGetIndexExpressions() would.
+ * Does maintaining an index run only PostgreSQL's code?  This check must not
+ * run other code itself, as RelationGetIndexExpressions() would.
  */
 static bool
 is_plain_index(Relation index)
@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* The primary key, reloaded: an invalidation during any lock clears it. */
+/* The primary key.  Taking any lock may have cleared it, so load it again. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -276,7 +276,7 @@ check_indexes(Relation relation)
 
 	foreach(cell, indexes)
 	{
-		/* without locking it, because REINDEX can lock it for long */
+		/* do not lock the index, because REINDEX can lock it for long */
 		Relation	index = RelationIdGetRelation(lfirst_oid(cell));
 		bool		has_key_of_table;
 		bool		is_key;
@@ -328,7 +328,7 @@ dlock_shape_check(Relation relation, const DlockShape *shape)
 		dlock_shape_raise_changed(relation, _("It inherits, or is inherited from."));
 }
 
-/* Take a row apart; the values are in the tuple. */
+/* Take a row apart.  The values point into the tuple. */
 void
 dlock_shape_take_row(Relation relation, const DlockShape *shape,
 					 HeapTuple tuple, DlockStored *row)
@@ -401,8 +401,8 @@ is_valid(const DlockColumn *column, Datum value)
 }
 
 /*
- * A ticket has a ttl if and only if its lease is single: both then have the
- * same number.  It has a time of grant if and only if it is granted.
+ * A ticket has a ttl if and only if its lease is single, which means that the
+ * lease has its number; and a time of grant if and only if it is granted.
  */
 static void
 check_ticket_row(const DlockShape *shape, const DlockStored *row)

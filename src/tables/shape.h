@@ -20,11 +20,11 @@ typedef struct DlockColumn
 	const char *name;
 	Oid			type;
 	bool		nullable;
-	int64		min;			/* of numbers, times and texts' lengths */
+	int64		min;			/* of a number, a time or a text's length */
 	int64		max;
 } DlockColumn;
 
-/* A table's shape; the last columns are the row's system and database */
+/* A table's shape; the last two columns are the row's system and database */
 typedef struct DlockShape
 {
 	const char *name;
@@ -45,9 +45,9 @@ extern void dlock_shape_check_row(const DlockShape *shape,
 								  const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* faster than a worker's start */
+#define DLOCK_ROWS_AT_ONCE	500 /* faster to load than a worker starts */
 
-/* In this order */
+/* Parts of a load, in their order */
 typedef enum DlockLoadPart
 {
 	DLOCK_LOAD_LEASES,

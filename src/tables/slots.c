@@ -45,8 +45,8 @@ dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 }
 
 /*
- * Call a function for each row, with the table's owner.  A NULL snapshot is a
- * new one, which sees this transaction's changes.
+ * Call a function for each row.  "owner" is the table's owner.  If "snapshot"
+ * is NULL, use a new snapshot, which sees this transaction's changes.
  */
 void
 dlock_slots_for_each(DlockSpace *space, Relation table, Snapshot snapshot,
@@ -70,7 +70,7 @@ dlock_slots_for_each(DlockSpace *space, Relation table, Snapshot snapshot,
 
 /*
  * Load all rows.  Rows that were loaded before an error stay, which is
- * harmless: the next call loads all of them again.
+ * harmless, because the next call loads all rows again.
  */
 void
 dlock_slots_read(DlockSpace *space)
@@ -84,9 +84,9 @@ dlock_slots_read(DlockSpace *space)
 }
 
 /*
- * Open the table for dlock_slots_find(), and keep other commits that change it
- * waiting; NULL if it was dropped.  The lock is not the table's own: that would
- * wait for VACUUM, and be in a deadlock with CREATE INDEX CONCURRENTLY.
+ * Open the table for dlock_slots_find(), and make other commits that change it
+ * wait.  Returns NULL if the table was dropped.  A lock on the table itself
+ * would wait for VACUUM, and deadlock with CREATE INDEX CONCURRENTLY.
  */
 Relation
 dlock_slots_open(DlockSpace *space)
@@ -96,7 +96,7 @@ dlock_slots_open(DlockSpace *space)
 		try_relation_open(id, AccessShareLock) : NULL;
 	LOCKTAG		tag;
 
-	/* last: a transaction that has it waits for no other one's lock */
+	/* last, so that the holder of this lock waits for no other lock */
 	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, id, 0, 0);
 	if (table)
 		(void) LockAcquire(&tag, ExclusiveLock, false, false);

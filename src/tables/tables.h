@@ -93,9 +93,9 @@ typedef struct DlockImage
 	bool		granted;
 	bool		inherits;		/* row of an heir that still waits (I17) */
 	DlockMode	mode;			/* of a ticket */
-	bool		shares;			/* ... which this row makes shared (I18) */
+	bool		shares;			/* this row makes the ticket shared (I18) */
 	bool		delayed;		/* of a lease */
-	int64		ttl;			/* of a lease, also a single one */
+	int64		ttl;			/* of a lease, including a single lease */
 	int			durability;		/* of the lease */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];

@@ -23,8 +23,8 @@
 
 /*
  * Vacuum the tables, so that they stay small between runs of autovacuum.  Calls
- * begin() before each.  Returns after how many dead rows to vacuum again: more
- * if a table has grown, because an old snapshot keeps rows.
+ * begin() before each table.  Returns the number of dead rows before the next
+ * vacuum; it grows with a table, because an old snapshot may keep dead rows.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
@@ -55,7 +55,7 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;
 		statement->rels = list_make1(makeVacuumRelation(NULL, id, NIL));
-		/* parallel workers would take the settings of the role and database */
+		/* parallel workers would use the settings of the role and database */
 		statement->options =
 			list_make3(makeDefElem("skip_locked", NULL, -1),
 					   makeDefElem("truncate", (Node *) makeString("off"), -1),

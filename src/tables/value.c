@@ -41,7 +41,7 @@ dlock_scope_name(DlockScope scope)
 	return scope_names[scope];
 }
 
-/* False if no mode has that name */
+/* Set *mode to the mode with this name.  Returns false if there is none. */
 bool
 dlock_mode_by_name(const char *name, DlockMode *mode)
 {

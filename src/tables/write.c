@@ -39,10 +39,10 @@ static uint64 changes_checked = 0;
 /* The tables, open in this transaction */
 static Relation relations[DLOCK_NUM_TABLES];
 
-/* The table that the transaction waits for, or -1 */
+/* The table that the transaction waits to lock, or -1 */
 static int	awaited = -1;
 
-/* Rows of a copied database may be left. */
+/* The tables may have rows that came with a copy of a database */
 static bool has_foreign_rows = true;
 
 typedef struct Table
@@ -67,8 +67,8 @@ forget_tables(Datum arg, Oid relation)
 }
 
 /*
- * Raises 55000 if a shape differs.  Repeats the check until there was no
- * change during it: any lock, also on a catalog, can let an invalidation in.
+ * Raise 55000 if a table's shape differs.  Repeat the check if an invalidation
+ * came during the check: taking any lock, also on a catalog, processes them.
  */
 static void
 check_shapes(void)
@@ -88,7 +88,7 @@ open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* nothing processes invalidations between this and the index list */
+	/* from here on, no invalidation may come before the index list is read */
 	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
@@ -99,7 +99,7 @@ open_table(Table *table, DlockTable which)
 	table->nulls = palloc(columns * sizeof(bool));
 }
 
-/* The row with this number, and its open scan; NULL if there is none */
+/* Find the row with this number, and leave *scan open; NULL if none */
 static HeapTuple
 find_row(Table *table, int64 number, SysScanDesc *scan)
 {
@@ -128,7 +128,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/* Insert or update.  A row of a copied database can have the same number. */
+/* Insert or update.  A row that came with a copy can have the same number. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -171,7 +171,7 @@ set_name(Table *table, int column, const char *text)
 	set(table, column, false, NameGetDatum(name));
 }
 
-/* The current info.  A change after the image has marked the record again. */
+/* Write the current info.  If it is newer than the image, it comes again. */
 static void
 set_info(Table *table, int column, DlockRecord *record)
 {
@@ -262,7 +262,7 @@ write_image(Table *table, const DlockImage *image)
 	write_row(table, number, image->had_row);
 }
 
-/* Returns how many rows it leaves dead. */
+/* Write the images of one table.  Returns the number of rows left dead. */
 static int
 write_table(DlockTable which, const DlockImage *images, int count)
 {
@@ -295,8 +295,8 @@ write_table(DlockTable which, const DlockImage *images, int count)
 }
 
 /*
- * Open both tables; false if the extension was dropped.  The OIDs are cached:
- * looking them up would be a good part of a batch's cost.
+ * Open both tables.  Returns false if the extension was dropped.  Keeps the
+ * OIDs, because looking them up would be a good part of a batch's cost.
  */
 static bool
 open_tables(DlockSpace *space)
@@ -322,7 +322,7 @@ open_tables(DlockSpace *space)
 			relations[i] = try_relation_open(table_ids[i], RowExclusiveLock);
 		}
 		awaited = -1;
-		/* taking the locks processed invalidations */
+		/* taking the locks may have cleared tables_known */
 		if (tables_known && relations[0] && relations[1])
 			break;
 		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
@@ -335,7 +335,7 @@ open_tables(DlockSpace *space)
 	return true;
 }
 
-/* Set the commit's time now, because the transaction may have waited. */
+/* Set the commit's time late, because the transaction may have waited. */
 static void
 set_commit_time(XactEvent event, void *arg)
 {
@@ -344,8 +344,8 @@ set_commit_time(XactEvent event, void *arg)
 }
 
 /*
- * Mark what this process writes, so that subscribers with "origin = none" do
- * not receive it.  The time set here becomes the origin's commit time.
+ * Give this process's commits an origin, so that subscribers with "origin =
+ * none" do not receive them.  The time set here becomes the commit's time.
  */
 static void
 mark_origin(void)
@@ -358,7 +358,7 @@ mark_origin(void)
 	compat_do_not_replicate(GetCurrentTimestamp());
 }
 
-/* Begin a transaction that writes; false if the extension was dropped. */
+/* Begin a transaction.  Returns false if the extension was dropped. */
 bool
 dlock_rows_begin(DlockSpace *space)
 {
@@ -384,8 +384,8 @@ dlock_rows_awaited(void)
 }
 
 /*
- * Log the processes that lock a table that a failed transaction waited for.
- * False if it waited for none; then PostgreSQL's own error says the reason.
+ * Log the processes that lock the table for which a failed transaction waited.
+ * Returns false if the transaction has failed for another reason.
  */
 bool
 dlock_rows_tell_of_lock(const char *database)
@@ -420,7 +420,7 @@ tell_of_table(void *arg)
 	errcontext("writing table \"%s\"", ((const DlockShape *) arg)->name);
 }
 
-/* Write a batch.  Returns how many rows it leaves dead. */
+/* Write a batch.  Returns the number of rows left dead. */
 int
 dlock_rows_write(const DlockImage *images, int count)
 {
@@ -449,7 +449,7 @@ typedef struct LeaseSeen
 	bool		delayed;
 } LeaseSeen;
 
-/* Is the row's lease or ticket alive?  Notes leases for their tickets. */
+/* Is the row's lease or ticket alive?  Enters leases into "leases". */
 static bool
 is_alive(DlockTable which, const DlockStored *row, HTAB *leases)
 {
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows of a copy, and of tickets that ended with their lease.  The rows
- * themselves tell: a new record may have a row before its number is entered.
+ * Delete rows of a copy, and of tickets that ended with their lease.  Compare
+ * rows only, because a new record may have a row before its number is entered.
  */
 void
 dlock_rows_remove_dead(void)

@@ -3,8 +3,8 @@
  * due.c
  *	  When the worker must look at each lease again, in its own memory.
  *
- * A lease can be due later than noted here, because renewals do not tell the
- * worker.  Changes of a ttl do (dlock_due_update()).
+ * A lease can be due later than noted here, because a renewal does not notify
+ * the worker.  A change of a ttl does (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -34,7 +34,7 @@ typedef struct Look
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases for which standbys could count (none attaches later) */
+/* Attached leases for which standbys could count (none is attached later) */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* Make a hash table by address. */
@@ -56,7 +56,7 @@ compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 	uint64		due_a = pairingheap_const_container(Look, node, a)->due;
 	uint64		due_b = pairingheap_const_container(Look, node, b)->due;
 
-	/* the first one must compare as the greatest */
+	/* a pairing heap has the greatest element first */
 	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
 }
 
@@ -84,7 +84,7 @@ look_at(Look *look, uint64 due)
 	pairingheap_add(looks_by_due, &look->node);
 }
 
-/* Note a lease's heartbeats, and whether it is attached. */
+/* Count a lease for heartbeats, and list it if it is attached. */
 static void
 classify(Look *look)
 {
@@ -97,7 +97,7 @@ classify(Look *look)
 	}
 }
 
-/* Look at a lease when it is due, at the latest. */
+/* Add a lease, so that the worker looks at the lease when it is due. */
 void
 dlock_due_add(DlockLease *lease)
 {
@@ -119,10 +119,10 @@ dlock_due_add(DlockLease *lease)
 	classify(look);
 }
 
-/* Leases checked again per step, at most */
+/* Most leases to update in one step */
 #define UPDATES	256
 
-/* Update leases of another ttl or durability; true if some may be left. */
+/* Update leases with a new ttl or durability.  Returns true if some remain. */
 bool
 dlock_due_update(DlockSpace *space)
 {
@@ -171,7 +171,7 @@ dlock_due_next(void)
 							  pairingheap_first(looks_by_due))->due;
 }
 
-/* End leases that are due, for "step" microseconds at most. */
+/* End leases that are due, for at most "step" microseconds. */
 void
 dlock_due_expire(uint64 step)
 {
@@ -196,8 +196,8 @@ dlock_due_expire(uint64 step)
 }
 
 /*
- * Is a lease attached for which standbys could count?  They can be named
- * later; until then, each look by the worker counts as their answer.
+ * Is a lease attached for which standbys could count?  Standbys can be named
+ * later; until then, each heartbeat of the worker counts as their answer.
  */
 bool
 dlock_due_has_attached(void)

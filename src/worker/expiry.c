@@ -3,8 +3,8 @@
  * expiry.c
  *	  The worker's log lines about leases that have run out.
  *
- * In each interval, at most MAX_LINES leases get a line each, after all other
- * work that is due.  The number of others is logged when the interval is over.
+ * In each interval, the worker logs at most MAX_LINES leases with a line each,
+ * after all other due work.  At the end, it logs the number of other leases.
  * So 100,000 leases that run out at once neither fill the disk nor hold up the
  * worker.  If the worker dies, lines can be lost.
  *
@@ -54,7 +54,7 @@ append_seconds(StringInfo buffer, uint64 microseconds)
 					 (int) (microseconds / 1000 % 1000));
 }
 
-/* Append the tickets, some by name. */
+/* Append a list of the tickets, the first few by name. */
 static void
 append_tickets(StringInfo buffer, const DlockExpiry *expiry)
 {
@@ -135,7 +135,7 @@ tell_all(void)
 	return false;
 }
 
-/* Once the interval is over, or at once, log the number of others. */
+/* At the end of the interval, or at once, log the number of other leases. */
 static uint64
 end_interval(bool at_once)
 {
@@ -160,8 +160,8 @@ static DlockTask tell_task = {
 };
 
 /*
- * Log the lines that are due, or with "at_once" all lines.  Returns when it
- * must be called again.
+ * Log the lines that are due or, if "at_once" is set, all lines.  Returns when
+ * to call this again.
  */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)

@@ -3,7 +3,7 @@
  * grants.c
  *	  Grants to be announced once they are durable, in the worker's own memory.
  *
- * Each is here once, under the level of durability at which it is announced.
+ * Each grant is here once, under the durability at which it is announced.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-#define POLL_MS		10			/* between looks for standbys' answers */
+#define POLL_MS		10			/* between checks for standbys' answers */
 
 #define NEVER		DLOCK_NO_DEADLINE
 
@@ -29,7 +29,7 @@ typedef struct Grant
 	pairingheap_node node;
 } Grant;
 
-/* by ticket; and by level and position */
+/* All grants by ticket, and those of each level by position in the WAL */
 static HTAB *grants = NULL;
 static pairingheap *grants_by_lsn[SYNCHRONOUS_COMMIT_REMOTE_APPLY + 1];
 
@@ -39,7 +39,7 @@ compare_grants(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 	const Grant *grant_a = pairingheap_const_container(Grant, node, a);
 	const Grant *grant_b = pairingheap_const_container(Grant, node, b);
 
-	/* the first one must compare as the greatest */
+	/* a pairing heap has the greatest element first */
 	if (grant_a->lsn != grant_b->lsn)
 		return grant_a->lsn < grant_b->lsn ? 1 : -1;
 	return grant_a->ticket->ticket.number < grant_b->ticket->ticket.number ?
@@ -54,7 +54,7 @@ dlock_grants_begin(void)
 	grants = dlock_due_make_table("dlock grants", sizeof(Grant));
 }
 
-/* Remember a grant, or move a remembered one to its present level. */
+/* Remember a grant, or move a remembered grant to its present level. */
 void
 dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 {
@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Announce durable grants for "step" us; returns when to be called again. */
+/* Announce durable grants for "step" us.  Returns when to call this again. */
 uint64
 dlock_grants_announce(uint64 step)
 {

@@ -14,7 +14,7 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-/* Known leases for which standbys count, by class */
+/* Number of known leases for which standbys count, by class */
 static uint32 counts[64];
 
 static uint64 next_heartbeat = 0;
@@ -35,7 +35,7 @@ class_of(const DlockLease *lease)
 		(durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
 }
 
-/* Returns the class for dlock_heartbeat_remove(): the ttl can change. */
+/* Count a lease.  Returns its class, because the ttl can change later. */
 int
 dlock_heartbeat_add(const DlockLease *lease)
 {
@@ -46,7 +46,7 @@ dlock_heartbeat_add(const DlockLease *lease)
 	return class;
 }
 
-/* A lease is gone, or its ttl or durability has changed. */
+/* Uncount a lease that is gone, or whose ttl or durability has changed. */
 void
 dlock_heartbeat_remove(int class)
 {
@@ -56,8 +56,8 @@ dlock_heartbeat_remove(int class)
 }
 
 /*
- * Send a heartbeat if one is due and standbys are named; returns when to be
- * called again.  Unless "knows_all", an unknown lease may have the least ttl.
+ * Send a heartbeat if it is due and standbys are named.  Returns when to call
+ * this again.  Unless "knows_all", an unknown lease may have the least ttl.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)

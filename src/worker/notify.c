@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * notify.c
- *	  Sending announcements and telling watchers, through NOTIFY.
+ *	  Sending announcements, and notifying watchers, through NOTIFY.
  *
- * Announcements leave the outbox (shared/announcement.c) only after they were
- * sent.  So do changed names their list (shared/watch.c).
+ * Announcements leave the outbox (shared/announcement.c), and changed names
+ * leave their list (shared/watch.c), only after a commit has sent them.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,7 +21,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Announcements per transaction, and watches told in it */
+/* Most announcements, and most watches, per transaction */
 #define BATCH	1000
 
 /* When the first listed name becomes due, in monotonic microseconds */
@@ -42,7 +42,7 @@ notify(const DlockMessage *message, uint32 event, const char *event_name)
 							  (long long) message->number));
 }
 
-/* Error context */
+/* Error context of wait_for_turn() */
 static void
 tell_of_turn(void *arg)
 {
@@ -51,8 +51,8 @@ tell_of_turn(void *arg)
 }
 
 /*
- * Take the lock of async.c now, not at the commit.  Messages that come during
- * the wait are then copied, too.
+ * Take the lock of async.c before the commit does.  Then messages that arrive
+ * during the wait are copied, too.
  */
 static void
 wait_for_turn(void)
@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* The name being told in several transactions, and channels told so far */
+/* A name whose watches take several transactions, and the channels so far */
 static struct
 {
 	DlockWatched *watched;
@@ -100,7 +100,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/* Skip channels told already, unless a session may listen since then. */
+/* Skip a channel that has the message, unless a session listens since then. */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -145,7 +145,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 									true) : "null");
 }
 
-/* Tell at most "max" watches; false if there are none, or it is too early. */
+/* Notify at most "max" watches.  Returns false if none, or if too early. */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
@@ -171,7 +171,7 @@ tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 	return true;
 }
 
-/* Tell the first names of "tellings", as many as fit.  Returns how many. */
+/* Notify watches of changed names.  Returns the number of names that fit. */
 static int
 tell_watches(DlockSpace *space)
 {
@@ -191,7 +191,7 @@ tell_watches(DlockSpace *space)
 	return count;
 }
 
-/* Record the watches that were told; true if watches of a name are left. */
+/* Record the notified watches.  Returns true if a name has watches left. */
 static bool
 end_tellings(DlockSpace *space, int count)
 {
@@ -208,7 +208,7 @@ end_tellings(DlockSpace *space, int count)
 	return more;
 }
 
-/* When dlock_notify_send() must be called again, if it is not woken */
+/* When to call dlock_notify_send() again, unless this process is woken */
 uint64
 dlock_notify_next(void)
 {
@@ -230,8 +230,8 @@ make_arrays(void)
 }
 
 /*
- * Send announcements and tell watchers, at most BATCH of each.  Returns
- * whether anything was sent.  Raises the errors of NOTIFY, with nothing lost.
+ * Send announcements and notify watchers, at most BATCH of each.  Returns true
+ * if more may be left.  Raises the errors of NOTIFY, with no message lost.
  * Only the holder of the sender's office calls this.
  */
 bool
@@ -257,7 +257,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* now, while no session waits for us; later removals are flushed again */
+	/* before sessions wait for us; notify_of_tickets() flushes what follows */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = notify_of_tickets(space);

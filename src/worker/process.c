@@ -44,7 +44,7 @@
 								 * to each 60th */
 #define OWNER_PATIENCE_MS	1000
 
-/* Settings that ALTER DATABASE and ALTER ROLE must not change */
+/* Fix the settings that ALTER DATABASE and ALTER ROLE must not change. */
 static void
 pin_settings(void)
 {
@@ -100,7 +100,7 @@ dlock_process_database(void)
 	return NameStr(database_name);
 }
 
-/* Last at exit: leave the shared state. */
+/* Leave the shared state, as the last step of the exit. */
 static void
 leave_shared_state(void)
 {
@@ -112,7 +112,7 @@ leave_shared_state(void)
 /* dlock_database_changes() when the owner was looked up */
 static uint64 owner_known_at;
 
-/* DROP DATABASE (FORCE) checks the roles of processes: take the owner's. */
+/* Take the owner's role, which DROP DATABASE (FORCE) checks. */
 static void
 belong_to_owner(void)
 {
@@ -146,8 +146,8 @@ static DlockTask owner_task = {
 static volatile sig_atomic_t cancel_requested = false;
 
 /*
- * SIGINT handler: ignore a cancel, which would only repeat work.  If
- * lock_timeout has set its indicator, PostgreSQL raises the error.
+ * SIGINT handler: ignore a cancel, because the work would only be repeated.
+ * If the signal is lock_timeout's, which has an indicator, raise the error.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -172,7 +172,7 @@ log_cancel(void)
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
-/* Returns NULL if the office is taken or the space is gone. */
+/* Begin.  Returns NULL if the office is taken or the space is gone. */
 DlockSpace *
 dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 {
@@ -182,7 +182,7 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
 	pqsignal(SIGTERM, terminate);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	/* a VACUUM may be canceled; another one will come */
+	/* a VACUUM may be canceled, because another VACUUM will follow */
 	if (office != DLOCK_VACUUM)
 		pqsignal(SIGINT, handle_cancel);
 	BackgroundWorkerUnblockSignals();
@@ -190,7 +190,7 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 											  BGWORKER_BYPASS_ALLOWCONN);
 	pin_settings();
 
-	/* before this process holds anything */
+	/* before this process takes anything that the callback must release */
 	dlock_leave_at_exit(leave_shared_state);
 	StartTransactionCommand();
 	belong_to_owner();
@@ -219,7 +219,7 @@ dlock_process_signals(void)
 		(void) dlock_task_perform(&owner_task);
 }
 
-/* Does another layout's library wait for the background processes to end? */
+/* Does a library of another layout wait for background processes to end? */
 bool
 dlock_process_gives_way(void)
 {
@@ -233,8 +233,8 @@ dlock_process_gives_way(void)
 }
 
 /*
- * Does a process that has the database locked, to drop, rename or copy it,
- * wait for background processes only?
+ * Has a process locked the database, to drop, rename or copy it, while no
+ * session is left?  Then it waits only for background processes.
  */
 bool
 dlock_process_is_in_the_way(void)
@@ -250,7 +250,7 @@ dlock_process_is_in_the_way(void)
 	return CountDBConnections(MyDatabaseId) == 0;
 }
 
-/* Does the server stop?  Only its lock file tells before any signal. */
+/* Is a shutdown under way?  Before any signal, only postmaster.pid says so. */
 bool
 dlock_process_server_stops(void)
 {
@@ -267,7 +267,7 @@ dlock_process_server_stops(void)
 		strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
 }
 
-/* In milliseconds; "0": no timeout */
+/* Set lock_timeout; "0" means no timeout. */
 void
 dlock_process_lock_timeout(const char *timeout)
 {
@@ -282,7 +282,7 @@ dlock_error_is_lock(int code)
 		code == ERRCODE_T_R_DEADLOCK_DETECTED;
 }
 
-/* Count a lock timeout; true once in each patience_ms. */
+/* Count a lock timeout.  Returns true once in each patience_ms. */
 static bool
 is_out_of_patience(DlockTask *task)
 {
@@ -301,14 +301,14 @@ is_out_of_patience(DlockTask *task)
 	return true;
 }
 
-/* Log the 1st, 3rd, 7th, ... message about a lock, and each LOG_EVERYth. */
+/* Is this the 1st, 3rd, 7th, ... message about a lock, or a LOG_EVERYth? */
 static bool
 is_to_be_logged(const DlockTask *task)
 {
 	return (task->told & (task->told + 1)) == 0 || task->told % LOG_EVERY == 0;
 }
 
-/* Clean up after an error in a task; returns when to retry. */
+/* Clean up after an error in a task.  Returns when to retry. */
 static uint64
 recover(DlockTask *task)
 {
@@ -318,7 +318,7 @@ recover(DlockTask *task)
 	long		pause = LOCKED_RETRY_MS;
 
 	HOLD_INTERRUPTS();
-	/* outside a transaction, AbortCurrentTransaction() does not */
+	/* outside a transaction, AbortCurrentTransaction() does not do this */
 	LWLockReleaseAll();
 	MemoryContextSwitchTo(TopMemoryContext);
 	error = CopyErrorData();
@@ -348,7 +348,7 @@ recover(DlockTask *task)
 	return dlock_monotonic_now() + pause * 1000;
 }
 
-/* Error context */
+/* Error context of dlock_task_perform() */
 static void
 tell_of_task(void *arg)
 {
@@ -356,7 +356,7 @@ tell_of_task(void *arg)
 			   dlock_process_database());
 }
 
-/* Errors are logged and cause a pause.  Returns when to call this again. */
+/* Perform a task.  Log errors, and pause then.  Returns when to call again. */
 uint64
 dlock_task_perform(DlockTask *task)
 {
@@ -394,7 +394,7 @@ dlock_task_perform(DlockTask *task)
 	return more ? 0 : DLOCK_NO_DEADLINE;
 }
 
-/* Sleep until then, or until this process is woken. */
+/* Sleep until the time "until", or until this process is woken. */
 void
 dlock_process_sleep(uint64 until)
 {

@@ -13,10 +13,10 @@
 /* The default lock_timeout */
 #define DLOCK_LOCK_TIMEOUT	"1s"
 
-/* The same if other processes wait for this one */
+/* lock_timeout of a process for which other processes wait */
 #define DLOCK_SHORT_LOCK_TIMEOUT	"20ms"
 
-/* How long a process with nothing to do stays */
+/* How long a process stays when it has nothing to do */
 #define DLOCK_IDLE_MS	1000
 
 /* A task that is retried if it fails */
@@ -24,15 +24,15 @@ typedef struct DlockTask
 {
 	const char *what;			/* "...ing ...", for the log */
 	bool		(*perform) (void);	/* true: there is more to do */
-	void		(*failed) (int code);	/* called with the SQLSTATE, or NULL */
-	bool		(*tell_of_lock) (const char *database); /* logs the blockers,
-														 * or false; or NULL */
+	void		(*failed) (int code);	/* NULL, or called with the SQLSTATE */
+	bool		(*tell_of_lock) (const char *database); /* NULL, or tries to
+														 * log the blockers */
 	long		max_retry_ms;	/* longest pause after an error; 0: default */
 	long		patience_ms;	/* before lock timeouts are reported */
 
 	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */
-	long		retry_ms;		/* next pause; 0: the first */
+	long		retry_ms;		/* next pause; 0: the shortest */
 	uint64		patience_ends;	/* 0: no lock timeout yet */
 	uint32		told;			/* lock timeouts reported in a row */
 } DlockTask;

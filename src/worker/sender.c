@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * sender.c
- *	  Processes that can wait for long, as the worker must not: the sender of
- *	  announcements, and the one that vacuums the tables.
+ *	  The processes that may wait for long, which the worker must not: the
+ *	  sender of announcements, and the vacuum process.
  *
- * The sender ends after DLOCK_IDLE_MS without messages.  It can be killed at
- * any time: unsent announcements stay in the outbox.
+ * The sender ends after DLOCK_IDLE_MS without messages.  It can die at any
+ * time, because unsent announcements stay in the outbox.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,7 +22,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Longest pause after an error, and so the delay of announcements, in ms */
+/* Longest pause after an error, which delays announcements, in ms */
 #define MAX_RETRY_MS	100
 
 PGDLLEXPORT void dlock_sender_main(Datum arg);
@@ -30,7 +30,7 @@ PGDLLEXPORT void dlock_vacuum_main(Datum arg);
 
 static DlockSpace *my_space = NULL;
 
-/* Leave the office, and wake the worker to start a sender if need be. */
+/* Leave the office.  If messages are left, have the worker start a sender. */
 static void
 leave_office(int code, Datum arg)
 {
@@ -89,8 +89,8 @@ dlock_sender_main(Datum arg)
 }
 
 /*
- * Vacuum the rows that are dead now.  If this fails, the next process is
- * started after as many more dead rows.
+ * Vacuum the rows that are dead now.  If this fails, the worker starts the
+ * next vacuum process after the same number of new dead rows.
  */
 void
 dlock_vacuum_main(Datum arg)

@@ -4,10 +4,10 @@
  *	  The background worker: writes the journal, ends leases that are due, and
  *	  has announcements sent.
  *
- * It stays while its absence could be noticed (is_missed()), but not longer, so
- * that it is not in the way of DROP DATABASE or of other databases' workers.
- * It can die at any time: its work is in shared memory, and the next worker
- * continues.
+ * The worker stays while it is needed (is_missed()), but not longer, so that
+ * it neither blocks DROP DATABASE nor takes a slot from another database.
+ * It can die at any time, because its work is in shared memory, and the next
+ * worker continues.
  *
  * Heartbeats and expiry must not be late.  So the worker never waits for
  * standbys, waits for locks on tables only for DLOCK_SHORT_LOCK_TIMEOUT,
@@ -40,21 +40,21 @@
 #include "worker/worker.h"
 
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
-#define LEAVE_MS		1000	/* a terminated worker writes for so long, and
+#define LEAVE_MS		1000	/* a terminated worker writes this long, and
 								 * again if the journal got shorter */
-#define TWICE_MS		100		/* a second signal so soon is a duplicate */
+#define TWICE_MS		100		/* a second signal before is a duplicate */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
-#define STAY_LOOK_MS	10		/* ... between looks for them */
-#define LOOK_MS			2000	/* between looks for the extension */
-#define RETRY_START_MS	100		/* of a sender that has not started */
+#define STAY_LOOK_MS	10		/* ... between checks for them */
+#define LOOK_MS			2000	/* between checks that the extension exists */
+#define RETRY_START_MS	100		/* between attempts to start a sender */
 #define MISS_MS			10		/* between calls of is_missed() */
 #define STEP_US			5000	/* for one task, while others may be due */
 #define LAZY_MS			10		/* delay of a removal that is not awaited */
-#define SOON_MS			5000	/* the worker stays for a lease due so soon */
-#define WAY_MS			1000	/* between looks of is_in_the_way(), ... */
+#define SOON_MS			5000	/* the worker stays if a lease is due before */
+#define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
 #define SURE_LOOKS		3		/* a refused command locks it briefly, too */
-#define FIRST_PAUSE_MS	100		/* after a worker that died young; doubles */
+#define FIRST_PAUSE_MS	100		/* after a worker that died young; doubled */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
 
@@ -68,14 +68,14 @@ int			dlock_worker_idle_timeout;
 static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
 static bool gives_way = false;	/* to a library of another layout */
-static bool leaves = false;		/* because it is not missed */
+static bool leaves = false;		/* because it is not needed */
 static bool makes_way = false;	/* to DROP DATABASE, for example */
 
 static volatile sig_atomic_t leaving = false;
 
 static bool is_wanted(void);
 
-/* Leases not yet learned of, each referred to */
+/* Leases that this worker does not know yet, each with a reference */
 static DlockLease **unknown = NULL;
 static uint64 num_unknown = 0;
 static uint64 max_unknown = 0;
@@ -83,7 +83,7 @@ static bool knows_all = false;
 
 #define LEARN_AT_ONCE	256		/* leases per step */
 
-/* Begin to learn of all leases again. */
+/* Forget all leases, so that the worker learns of them again. */
 static void
 forget_leases(void)
 {
@@ -103,8 +103,8 @@ let_go(void)
 }
 
 /*
- * Leave the office, and start the next worker if there is work, which may have
- * been posted just before (I20).  If the worker makes way, a session does.
+ * Leave the office.  Then start the next worker if there is work, because work
+ * may have come just before (I20).  If we make way, sessions start a worker.
  */
 static void
 resign(int code, Datum arg)
@@ -134,13 +134,13 @@ sooner(uint64 a, uint64 b)
 
 static bool begun = false;
 
-/* When to look for the extension, if nothing is written */
+/* When to check that the extension exists, if nothing is written */
 static uint64 next_look = 0;
 
 /*
  * SIGTERM handler: write the journal first, so that locks released before a
- * shutdown are free after it.  A second signal ends the worker, but the
- * postmaster sends each twice, to the process and to its group.
+ * shutdown are free after it.  A second signal ends the worker at once.  But
+ * the postmaster sends each signal twice, to the process and to its group.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -159,8 +159,8 @@ handle_terminate(SIGNAL_ARGS)
 }
 
 /*
- * Load the tables unless they are loaded, and take over the journal.  If the
- * extension is gone, the journal's task finds out.
+ * Load the tables unless they are loaded, and take over the journal.  Returns
+ * true if not done.  If the extension is gone, journal_task finds out.
  */
 static bool
 begin_work(void)
@@ -171,7 +171,7 @@ begin_work(void)
 	if (pg_atomic_read_u32(&my_space->loaded) == 0 &&
 		get_extension_oid("dlock", true) == my_space->key.extension)
 	{
-		/* there is no journal yet */
+		/* there is no journal yet, so a signal may end the worker at once */
 		pqsignal(SIGTERM, die);
 		if (leaving)
 			ProcDiePending = InterruptPending = true;
@@ -184,7 +184,7 @@ begin_work(void)
 	if (!loaded)
 		return true;
 	begun = true;
-	/* other processes wait from now on */
+	/* from now on, other processes wait for the worker */
 	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
 	return false;
 }
@@ -195,7 +195,7 @@ collect_unknown(void)
 {
 	DlockLease *lease = NULL;
 
-	/* leases that come later are learned of from the journal */
+	/* the worker learns of later leases from the journal */
 	max_unknown = my_space->leases.length + 64;
 	if (unknown)
 		pfree(unknown);
@@ -247,7 +247,7 @@ learn(void)
 	return !knows_all;
 }
 
-/* Loading has failed: tell the processes that wait. */
+/* Loading has failed: notify the processes that wait. */
 static void
 begin_failed(int code)
 {
@@ -263,7 +263,7 @@ learn_failed(int code)
 	dlock_journal_fail(my_space, code);
 }
 
-/* Delete rows that no lease or ticket has; it is not urgent. */
+/* Delete rows that belong to no lease or ticket. */
 static bool
 clear_tables(void)
 {
@@ -273,7 +273,7 @@ clear_tables(void)
 
 static XLogRecPtr commit_before;
 
-/* When to look at the journal unasked, for releases that are not awaited */
+/* When to look at the journal for removals that no process waits for */
 static uint64 next_lazy = NEVER;
 
 static bool
@@ -306,7 +306,7 @@ write_failed(int code)
 		forget_leases();
 }
 
-/* No sender can be started: hold its office, and send if no wait is needed. */
+/* No sender can be started: take its office, and send from the worker. */
 static bool
 send_without_sender(void)
 {
@@ -355,9 +355,9 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions, too.  They withdraw requests that are not durable,
- * so the worker stays until they have ended.  STAY_MS limits the wait, because
- * walsenders that have called dlock end after the worker.
+ * A shutdown ends sessions, too.  Ending sessions withdraw requests that are
+ * not durable, so the worker stays until the sessions have ended.  STAY_MS
+ * limits this, because walsenders that have called dlock end after the worker.
  */
 static bool
 stays_for_sessions(void)
@@ -399,7 +399,7 @@ write_the_rest(void)
 	ProcDiePending = InterruptPending = true;
 }
 
-/* Returns when to look again: a session that ends wakes no worker. */
+/* Returns when to check again: the end of a session does not wake us. */
 static uint64
 leave_if_told(void)
 {
@@ -410,7 +410,7 @@ leave_if_told(void)
 	return NEVER;
 }
 
-/* Have messages sent, if there are any.  Returns when to be called again. */
+/* Have messages sent, if there are any.  Returns when to call this again. */
 static uint64
 have_announcements_sent(void)
 {
@@ -434,7 +434,7 @@ have_tables_vacuumed(void)
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
 		dlock_office_holder(my_space, DLOCK_VACUUM) >= 0)
 		return;
-	/* reported after the vacuum, the removed rows would still count as dead */
+	/* report now: after the vacuum, removed rows would count as dead again */
 	(void) pgstat_report_stat(true);
 	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
@@ -451,9 +451,9 @@ is_wanted(void)
 }
 
 /*
- * Is a worker needed?  Waiters behind leases, leases that need heartbeats,
- * sessions that may listen for announcements, and leases due soon need one.
- * Otherwise a process that finds a lease due starts one.
+ * Is a worker needed?  It is needed by waiters behind leases, leases that need
+ * heartbeats, sessions that may listen for announcements, and leases due soon.
+ * Otherwise a process that finds a lease due starts the next worker.
  */
 static bool
 is_missed(uint64 next_beat)
@@ -480,8 +480,8 @@ terminate(DlockOffice office)
 }
 
 /*
- * Is the database to be dropped, renamed or copied, with no session left?
- * Then all our processes end.  *next becomes the next look, if that is sooner.
+ * Does a process that drops, renames or copies the database wait for dlock's
+ * processes?  Then these end.  Lowers *next to the time of the next check.
  */
 static bool
 is_in_the_way(uint64 now, uint64 *next)
@@ -505,8 +505,8 @@ is_in_the_way(uint64 now, uint64 *next)
 static uint64 next_beat = NEVER;
 
 /*
- * Do all that is due; returns when to be called again.  Heartbeats come first:
- * there may have been no worker for a while.
+ * Do all work that is due.  Returns when to call this again.  Heartbeats come
+ * before expiry, because there may have been no worker for a while.
  */
 static uint64
 work(void)
@@ -548,7 +548,7 @@ pause_before_work(uint32 deaths)
 
 	if (deaths > 0)
 		end += Min(FIRST_PAUSE_MS << Min(deaths - 1, 10), MAX_PAUSE_MS) * 1000;
-	/* a library that waits for the place ends the pause */
+	/* a library of another layout that waits for us ends the pause */
 	while (dlock_monotonic_now() < end && !leaving && !dlock_is_replaced())
 	{
 		/* attached leases must not run out during the pause */
@@ -571,7 +571,7 @@ begin_worker(void)
 	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
 }
 
-/* How long a worker that is not missed stays, in microseconds */
+/* How long a worker stays that is not needed, in microseconds */
 static uint64
 idle_time(void)
 {
@@ -579,7 +579,7 @@ idle_time(void)
 					 dlock_worker_idle_timeout) * 1000;
 }
 
-/* The promise is withdrawn before each look at the journal (I20). */
+/* Set or clear worker_comes.  Clear it before a look at the journal (I20). */
 static void
 promise_to_come(bool comes)
 {
@@ -591,7 +591,7 @@ void
 dlock_worker_main(Datum arg)
 {
 	uint64		old_at;
-	uint64		missed_at;		/* when it was last missed */
+	uint64		missed_at;		/* when the worker was last needed */
 	uint64		look_at = 0;	/* when to call is_missed() again */
 
 	begin_worker();
@@ -606,7 +606,7 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		/* when this process has gone, segment and journal can be freed */
+		/* the segment can go with us, so the journal must be empty */
 		gives_way = my_space->journal.length == 0 &&
 			dlock_process_gives_way();
 		if (gives_way)

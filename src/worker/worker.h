@@ -3,8 +3,8 @@
  * worker.h
  *	  Settings of the background processes.
  *
- * The processes are started by the names of their functions, and woken through
- * shared/launcher.c.
+ * shared/launcher.c starts the processes, by the names of their functions, and
+ * wakes them.
  *
  *-------------------------------------------------------------------------
  */

@@ -3,8 +3,8 @@
  * writer.c
  *	  Writing the journal to the tables, by the worker alone (I19).
  *
- * src/README has the steps of a batch.  Leases and grants that are written are
- * passed on to due.c and grants.c.
+ * src/README has the steps of a batch.  After a batch, the writer passes the
+ * written leases and grants on to due.c and grants.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,7 +22,7 @@
 /* Rows per transaction */
 #define BATCH	1000
 
-/* How long the worker goes on flushing after two callers waited at a time */
+/* How long the worker keeps flushing after two callers waited at a time */
 #define CROWD_MS	100
 
 static DlockImage *images = NULL;
@@ -41,8 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * The lease's first row: standbys count from now on.  No standby can have
-	 * the row yet, and heartbeats for the lease begin with the write.
+	 * From the lease's first row on, standbys count.  No standby can have the
+	 * row yet, and heartbeats for the lease begin with the write.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
@@ -94,7 +94,7 @@ copy_marked(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* An heir's row is in the WAL, and so is the removal before it. */
+/* An heir's row is in the WAL, behind the removal of the holder's row. */
 static void
 note_inheritance(const DlockImage *image)
 {
@@ -106,7 +106,7 @@ note_inheritance(const DlockImage *image)
 	ticket->inherited = true;
 }
 
-/* May a caller wait for a flush?  A release waits for none. */
+/* May a caller wait until this image is flushed?  A release does not wait. */
 static bool
 is_awaited(const DlockImage *image)
 {
@@ -114,9 +114,9 @@ is_awaited(const DlockImage *image)
 }
 
 /*
- * A single caller that waits flushes.  If several wait, they would be woken
- * only to wait for the one that flushes, so the worker flushes first.  Changes
- * that arrive during the flush are the next batch.
+ * If only one caller waits, that caller flushes.  If several wait, the worker
+ * flushes before it wakes them.  Otherwise all would wake up only to wait for
+ * the first to flush.  Changes that arrive meanwhile are the next batch.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
@@ -134,8 +134,8 @@ flush_for_all(XLogRecPtr lsn)
 }
 
 /*
- * The row says that the ticket holds.  If no standbys are named, those named
- * later do not have to acknowledge it.
+ * Note that a ticket's row says granted.  If no standbys are named now, those
+ * that are named later need not acknowledge the grant.
  */
 static void
 note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
@@ -149,7 +149,7 @@ note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
 	pg_atomic_write_u64(&ticket->granted_lsn, lsn);
 }
 
-/* After a commit or an error, note rows, and unmark what was written. */
+/* After a commit or an error, note which rows exist, and unmark records. */
 static void
 unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 {
@@ -169,7 +169,7 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u32(&record->written, images[i].mark);
-		/* otherwise marked until it is finished or shared */
+		/* publish() unmarks a record that it finishes or shares */
 		if (record->marked == images[i].mark && !images[i].over &&
 			!images[i].shares)
 			dlock_journal_unmark(space, record);
@@ -221,7 +221,7 @@ share_ticket(DlockSpace *space, const DlockImage *image)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* After a write or an error, finish what is over, and wake callers. */
+/* After a write or an error, finish ended records, and wake callers. */
 static void
 publish(DlockSpace *space, bool committed)
 {
@@ -229,7 +229,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* a record that has ended since the copy was marked again */
+		/* a record that ended after the copy is marked, and comes again */
 		if (images[i].over || !committed)
 			settle_record(space, record);
 		if (images[i].shares && committed)
@@ -251,7 +251,7 @@ learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 		dlock_grants_remember(dlock_record_ticket(record), lsn);
 }
 
-/* Tell sessions that look for deadlocks which table is locked, if any. */
+/* Publish the table that the worker cannot lock, for the deadlock detector. */
 static void
 tell_blocked_on(DlockSpace *space, Oid table)
 {
@@ -264,9 +264,9 @@ tell_blocked_on(DlockSpace *space, Oid table)
 }
 
 /*
- * Write one batch.  Returns how many records, -1 if the extension is gone.
- * After an error, nothing is written and all are still marked.  Callers are
- * told of the error; of a lock timeout, by the task if it lasts.
+ * Write one batch.  Returns the number of records, or -1 if the extension is
+ * gone.  After an error, nothing is written and all records stay marked.  The
+ * error goes to callers at once, but a lock timeout only if it lasts.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
@@ -319,7 +319,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	return count;
 }
 
-/* Rows that were in flight as a worker died count as written. */
+/* Rows that were in flight when a worker died count as written. */
 void
 dlock_writer_begin(DlockSpace *space)
 {
@@ -338,7 +338,7 @@ dlock_writer_begin(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* Delete rows without a record; false if the extension is gone. */
+/* Delete rows without a record.  Returns false if the extension is gone. */
 bool
 dlock_writer_clear(DlockSpace *space)
 {
