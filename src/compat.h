@@ -53,8 +53,8 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * Keep what this process writes from subscribers with "origin = none" (from 16
- * on).  In the WAL, each commit then has the given time as the origin's.
+ * Do not replicate what this process writes to subscribers with "origin =
+ * none" (from 16 on).  Each commit then has the given time as its origin's.
  *
  * 19: the variables became members of a structure
  */
@@ -97,7 +97,7 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_JUMBLE_STATE	JumbleState
 #endif
 
-/* 17: proc numbers replaced backend IDs, and have a variable */
+/* 17: proc numbers replaced backend IDs, and MyProcNumber is this process's */
 static inline int
 compat_my_procno(void)
 {
@@ -118,7 +118,7 @@ compat_procno(PGPROC *proc)
 #endif
 }
 
-/* 17: LogLogicalMessage() can flush */
+/* 17: LogLogicalMessage() has another argument, and can flush */
 static inline XLogRecPtr
 compat_log_message(const char *prefix)
 {
@@ -129,7 +129,7 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/* 18, and minor releases of older ones: a flag says if it is initialized */
+/* 18, and new minor releases before: a flag says if the status is valid */
 static inline bool
 compat_sync_standbys_defined(void)
 {

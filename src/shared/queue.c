@@ -351,7 +351,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	return true;
 }
 
-/* Give the lock a request's slots; false if it is in use with others. */
+/* Give the lock a request's slots; returns false if others are in use. */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
 {
@@ -647,7 +647,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* tested after the mark, which a worker that comes will see */
+	/* test worker_comes after the mark: such a worker sees the mark */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
@@ -784,7 +784,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* Pin a held ticket, so that it stays (I24); false if it does not hold. */
+/* Pin a ticket, so that it stays; returns false if it does not hold (I24). */
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 {

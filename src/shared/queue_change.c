@@ -129,7 +129,7 @@ end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
 	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 	bool		done = !ended || ticket->pins > 0;
 
-	/* once ended, it may have no other reference */
+	/* the end may drop the last other reference to the ticket */
 	if (of_lease)
 		dlock_record_ref(&of_lease->record);
 	if (!ended)

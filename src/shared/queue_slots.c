@@ -38,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * "settled" keeps a process that is loading dlock_slots from using an older
- * row.  It is counted before slots_loaded is read: see dlock_queue_unsettle().
+ * Keep a process that is loading dlock_slots from using an older row.  Count
+ * the entry before slots_loaded is read: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)
@@ -52,7 +52,7 @@ settle_slots(DlockSpace *space, DlockLock *lock)
 
 /*
  * A transaction has changed a row of dlock_slots: keep the lock's entry until
- * it ends.  Raises 53200, with nothing changed.
+ * the transaction ends.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)

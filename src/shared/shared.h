@@ -170,8 +170,8 @@ extern void dlock_request_check_memory(DlockSpace *space, Oid role);
 
 /*
  * Draw a number, under the lock of the entry that the ticket joins (I3).
- * Returns 0 if the block is used up: the caller releases its locks, calls
- * dlock_ticket_reserve() and tries again.
+ * Returns 0 if the block is used up.  Then the caller must release its locks,
+ * call dlock_ticket_reserve() and try again.
  *
  * install_block() changes next_ticket before ticket_limit.  So the exchange
  * fails if a process has read the old next_ticket and the new ticket_limit.
@@ -252,7 +252,7 @@ typedef enum DlockJoin
 {
 	DLOCK_JOIN_GRANTED,
 	DLOCK_JOIN_QUEUED,
-	DLOCK_JOIN_BUSY,			/* it would have to wait, but may not */
+	DLOCK_JOIN_BUSY,			/* the request must wait, but may not */
 	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
 	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
 	DLOCK_JOIN_EXISTS,			/* the request has a ticket already (I14) */
@@ -476,7 +476,7 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 
-/* The next lease, or the first if it is NULL.  Needs the lease lock. */
+/* The lease after "lease" (NULL: the first); or NULL.  Needs lease_lock. */
 static inline DlockLease *
 dlock_lease_next(const DlockSpace *space, const DlockLease *lease)
 {

@@ -235,11 +235,11 @@ struct DlockLease
 	bool		single;			/* of one ticket, whose number it has */
 
 	/* used only by the session that makes the lease */
-	bool		has_place;		/* memory for a ticket not yet made */
+	bool		has_place;		/* has room for a ticket not yet made */
 
 	/* protected by the space's lease lock */
 	bool		in_leases;		/* in DlockSpace.leases */
-	bool		ran_out;		/* has run out, which is still to be logged */
+	bool		ran_out;		/* has run out; not logged yet */
 	bool		delayed;		/* has run out, and its delay has begun */
 	uint32		held;			/* how many of "tickets" are GRANTED */
 
@@ -319,14 +319,14 @@ typedef struct DlockLeaseTicket
 	bool		in_tickets;		/* in "tickets" of its lease */
 	bool		in_closed;		/* in its lease's "closed" */
 	bool		announced;		/* its grant is in the outbox, or was sent */
-	bool		inherited;		/* an heir, written before its grant */
+	bool		inherited;		/* an heir whose row preceded its grant */
 
 	/* changed under both the lock entry's lock and the lease lock */
-	bool		lowers;			/* shared once its row says so (I18) */
+	bool		lowers;			/* becomes shared once its row does (I18) */
 	bool		heir;			/* its row says granted from the start (I17) */
 	bool		leaves;			/* its removal is in the journal or the WAL */
 
-	/* changed under the lease lock, and read by the worker without */
+	/* changed under the lease lock; the worker reads it without a lock */
 	int8		announce_at;	/* grant announced if durable at this level */
 
 	/*
@@ -522,7 +522,7 @@ typedef struct DlockContention
 /* Places by lock; two locks in use rarely share one; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
 
-/* Fewest dead rows after which the tables are vacuumed */
+/* Least number of dead rows for which the tables of leases are vacuumed */
 #define DLOCK_VACUUM_ROWS	10000
 
 /* Levels with standbys: remote_write, remote_flush ("on") and remote_apply */
@@ -538,7 +538,7 @@ typedef struct DlockHeartbeat
 	uint64		sent;			/* time before it was written; monotonic */
 } DlockHeartbeat;
 
-/* Jobs of a space's background processes; one process for each (I20) */
+/* Jobs of a space's background processes; each has one holder (I20) */
 typedef enum DlockOffice
 {
 	DLOCK_WORKER,
@@ -565,7 +565,7 @@ struct DlockSpace
 	/* immutable */
 	DlockSpaceKey key;
 
-	/* every acquire writes the next three; keep others off their cache line */
+	/* every acquire writes the next 3 fields; keep others off their line */
 	char		padding1[PG_CACHE_LINE_SIZE];
 
 	/* changed under mutex or by dlock_ticket_draw() */
@@ -583,7 +583,7 @@ struct DlockSpace
 	DlockList	journal;		/* of DlockRecord, the oldest mark first */
 
 	/* atomic */
-	pg_atomic_uint32 loaded;	/* the tables are in memory */
+	pg_atomic_uint32 loaded;	/* the tables of leases are in memory */
 	pg_atomic_uint32 has_removed;	/* some place of "removed" is not 0 */
 
 	/* protected by outbox_lock */
@@ -604,8 +604,8 @@ struct DlockSpace
 	DlockLoading loading;
 
 	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* at least the number of "settled" entries */
-	pg_atomic_uint32 slots_loaded;	/* dlock_slots is; set before "loaded" */
+	pg_atomic_uint32 settled;	/* entries with "settled", or more */
+	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory; set earlier */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
@@ -635,13 +635,13 @@ struct DlockSpace
 	pg_atomic_uint64 blocked_on;
 	pg_atomic_uint64 next_due;	/* when a lease is due if there is no worker */
 	pg_atomic_uint32 dead_rows; /* estimate, for the tables of leases */
-	pg_atomic_uint32 vacuum_at; /* number that starts a vacuum */
+	pg_atomic_uint32 vacuum_at; /* dead_rows at which a vacuum starts */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
 
-	/* end of the latest commit that removed a holder's row, by lock; or 0 */
+	/* by lock: end of the latest commit that removed a holder's row; or 0 */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
-	/* totals that backends have left here or added (counter.c) */
+	/* totals: backends add to them at once, or as they leave (counter.c) */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
 	/* exclusive to move a backend's counts to "counters", shared to sum up */
@@ -689,7 +689,7 @@ typedef struct DlockBackend
 
 	/* written by this backend only, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
-	pg_atomic_uint64 space;		/* of the counts; cleared under counts_lock */
+	pg_atomic_uint64 space;		/* that it counts for; see dlock_count_for() */
 
 	/* keeps the next backend off this cache line */
 	char		padding[PG_CACHE_LINE_SIZE];
