@@ -145,7 +145,7 @@ return_memory(Oid role, Size size)
 	count_memory(open_account(role, false), -(int64) size);
 }
 
-/* Count memory of one role to another.  Raises 53200. */
+/* Move the count of some memory to another role.  Raises 53200. */
 void
 dlock_pass_memory(Oid from, Oid to, Size size)
 {

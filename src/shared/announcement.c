@@ -231,7 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/* A ticket's announcement if this session claims it by "claim" (0: any) */
+/* The announcement if this session has this claim on it (0: any); or NULL */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {
@@ -268,7 +268,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim an announcement that a rollback left unarmed; 0 if there is none. */
+/* Claim an announcement left unarmed by a rollback; returns 0 if none is. */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -344,7 +344,7 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 	return count;
 }
 
-/* Remove events that were sent; "sending" marks them, from the head on. */
+/* Remove the sent events of announcements, which are at the outbox's head. */
 void
 dlock_outbox_clear(DlockSpace *space)
 {

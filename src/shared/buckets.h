@@ -12,7 +12,7 @@
 
 #include "shared/inner.h"
 
-/* Returns the place of an entry's link to the next; sets the entry's hash */
+/* Returns where an entry links to the next one; sets *hash to its hash */
 typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);
 
 /* The segment of a bucket behind the first DLOCK_FIRST_BUCKETS */
@@ -57,8 +57,8 @@ extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
 								  uint64 more, DlockNextOf next_of);
 
 /*
- * Prepare an insertion: add the segment that the next division will need, as
- * it seems without the lock.  Raises 53200.  Called without dlock's locks.
+ * Prepare an insertion: add the segment that the next division needs, if it is
+ * missing.  Raises 53200.  Called without dlock's locks.
  */
 static inline void
 dlock_buckets_prepare(DlockBuckets *buckets, LWLock *lock)

@@ -29,8 +29,8 @@
 #include "shared/inner.h"
 
 /*
- * A relation of the extension, or 0.  Others with this name do not count,
- * because other roles may have CREATE on the schema.
+ * A relation of the extension, or 0.  A relation that the extension does not
+ * own is ignored, because other roles may have CREATE on the schema.
  */
 Oid
 dlock_find_relation(DlockSpace *space, const char *name)

@@ -111,7 +111,7 @@ dlock_contention_prepare(DlockSpace *space)
 		add_chunk(sketch);
 }
 
-/* Forget all names, and free all chunks but the first, for present waiters. */
+/* Forget all names, and free all chunks but the first, which waiters need. */
 void
 dlock_contention_reset(DlockSpace *space)
 {

@@ -101,7 +101,7 @@ add_up(DlockSpace *space, uint64 *sums)
 		sums[DLOCK_COUNT_RELEASED];
 }
 
-/* Counts since the latest reset; returns its time */
+/* Counts since the latest reset; returns the time of this reset */
 TimestampTz
 dlock_sum_counters(DlockSpace *space, uint64 *sums)
 {

@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-/* Mark a changed record.  The caller locked the lease lock before (I9). */
+/* Mark a changed record.  The caller took the lease lock before (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -56,7 +56,7 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* The place for removals of a lock's holders; some locks share it */
+/* The place for the latest removal of a lock; several locks can share it */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {

@@ -33,7 +33,7 @@ static const struct
 StaticAssertDecl(lengthof(kinds) == DLOCK_NUM_OFFICES,
 				 "kinds must match DlockOffice");
 
-/* Become the holder of an office (I20); false if another process is. */
+/* Take an office (I20); returns false if another process holds it. */
 bool
 dlock_office_take(DlockSpace *space, DlockOffice office)
 {
@@ -45,8 +45,8 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 
 /*
  * Leave an office; returns false if this process does not hold it.  The caller
- * must then look for work, because a process that posted some before has found
- * the office held.  Raises nothing.
+ * must then look for work: a process that posted work before has found the
+ * office held.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
@@ -112,7 +112,7 @@ dlock_office_pid(DlockSpace *space, DlockOffice office)
 	return procno < 0 ? 0 : GetPGProcByNumber(procno)->pid;
 }
 
-/* Wake or start the worker; false if it cannot start.  Raises nothing. */
+/* Wake or start the worker; returns false if it cannot.  Raises nothing. */
 bool
 dlock_worker_wake(DlockSpace *space)
 {
@@ -140,8 +140,8 @@ dlock_sender_wake(DlockSpace *space)
 }
 
 /*
- * Is another process of the space's database attached?  With "waits", it must
- * also wait for a lock.
+ * Is another process of the space's database attached and, with "waits", also
+ * waiting for a lock?
  */
 bool
 dlock_worker_has_company(DlockSpace *space, bool waits)

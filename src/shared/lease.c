@@ -49,8 +49,8 @@ dlock_lease_confirmed_at(DlockLease *lease)
 }
 
 /*
- * When a lease runs out for lack of answers: DLOCK_NO_DEADLINE if standbys do
- * not count, or else 1.25 ttls after that heartbeat was sent (I21)
+ * When a lease runs out if standbys stop answering: 1.25 times its ttl after
+ * dlock_lease_confirmed_at() (I21), or never if standbys do not count for it
  */
 static uint64
 quorum_deadline(DlockLease *lease)
@@ -430,8 +430,8 @@ dlock_lease_check_rights(const DlockLease *lease)
 }
 
 /*
- * Find a lease by number, and begin a use by the caller; NULL if it is gone.
- * Raises 42501 if the current user may not use it.
+ * Find a lease by number, and begin a use by the caller.  Returns NULL if it
+ * is gone.  Raises 42501 if the current user may not use it.
  */
 DlockLease *
 dlock_lease_find(DlockSpace *space, int64 number)
@@ -522,7 +522,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start the ttl of a lease if a session kept it alive; false if none did. */
+/* Start the ttl of a lease; returns false if no session kept it alive. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {

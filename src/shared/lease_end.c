@@ -300,7 +300,7 @@ end_lease_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 
 /*
  * End a lease or, if it is over, its delay, without a check of rights.
- * Returns how many tickets that released, -1 if there was nothing to end.
+ * Returns how many tickets this released, -1 if there was nothing to end.
  */
 int64
 dlock_lease_force(DlockSpace *space, int64 number, bool *was_open)

@@ -89,7 +89,7 @@ hash_request(const DlockLeaseTicket *ticket)
 
 /*
  * Find the ticket that has the same request as "wanted", and begin a use by
- * the caller; NULL if no such ticket waits or holds.
+ * the caller.  Returns NULL if no such ticket waits or holds.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
@@ -344,7 +344,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 		dlock_journal_mark(space, &ticket->record);
 		if (lease->tickets.length == 0 && lease->closed.length == 0)
 		{
-			/* it was the last delayed ticket */
+			/* the delay will keep no other ticket */
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
@@ -418,8 +418,8 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Find a lease's ticket by number, and begin a use by the caller; NULL if it
- * is gone.  Raises 42501 if the current user may not use the lease.
+ * Find a lease's ticket by number, and begin a use by the caller.  Returns
+ * NULL if it is gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)

@@ -3,9 +3,9 @@
  * lease_ttl.c
  *	  Another ttl or a higher durability for an open lease.
  *
- * Until a new ttl is durable, the shorter of both counts; if the call fails,
- * it stays.  The row has the new ttl from the start.  So no server honours a
- * lease longer after a heartbeat than the row on a standby says (I21).
+ * Until a new ttl is durable, the shorter of old and new ttl counts; if the
+ * call fails, so it stays.  The row has the new ttl at once.  So no server
+ * honours a lease longer after a heartbeat than a standby's row says (I21).
  *
  * The deadline moves at once to the new ttl from now.  A later deadline is
  * safe, because standbys' answers limit the lease's life, too.  The lease is

@@ -148,7 +148,7 @@ dlock_lock_is_spare(const DlockKey *key, Oid role)
 	return spare && spare->role == role && spare->size == entry_size(key);
 }
 
-/* At exit, and before a spare of another size is made */
+/* Free the spare entry: at exit, or before one of another size is made. */
 void
 dlock_lock_free_spare(void)
 {
@@ -208,7 +208,7 @@ dlock_tables_reserve(uint64 more, bool with_locks)
 
 /*
  * Find or insert a lock, counted to a role, and return with its entry locked.
- * A new one has no ticket.  Raises 53200, with nothing changed.
+ * A new lock has no ticket.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)

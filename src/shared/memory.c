@@ -50,7 +50,7 @@ dlock_area_size(void)
 	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
-/* Not a warning for the client, which was the first only by chance */
+/* Only log this: the client's call made the area merely by chance. */
 void
 dlock_log_small_area(void)
 {

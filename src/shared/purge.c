@@ -17,7 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Spaces looked at for each load */
+/* Spaces that each loader looks at */
 #define LOOKS_AT_ONCE	64
 
 static uint64 database_changes = 0;
@@ -141,8 +141,8 @@ is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
 }
 
 /*
- * Look at all spaces without users, or the next LOOKS_AT_ONCE; remove useless
- * ones.  Unless "all" is set, stop if another process removes one.
+ * Look at "all" spaces without users, or at the next LOOKS_AT_ONCE, and remove
+ * useless ones.  Unless "all" is set, stop if another process does so.
  */
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)

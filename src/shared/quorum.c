@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * quorum.c
- *	  Heartbeats: WAL records that keep quorum leases alive once synchronous
- *	  standbys acknowledge them.
+ *	  Heartbeats: WAL records that keep leases alive for which synchronous
+ *	  standbys count, once these acknowledge them.
  *
  * An acknowledged heartbeat proves that no standby had been promoted when it
  * was sent.  So what counts is the time read before the heartbeat was written,
@@ -101,8 +101,8 @@ take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 
 /*
  * Note answers of standbys.  If no standbys are named, the present moment
- * counts as an answer, so that leases live on when standbys are named.  Raises
- * nothing; can be called with an entry's lock.
+ * counts as an answer, so that leases live on if standbys are named later.
+ * Raises nothing; can be called with an entry's lock.
  */
 void
 dlock_quorum_look(DlockSpace *space)

@@ -75,7 +75,7 @@ free_lease(DlockLease *lease)
 						 strlen(dlock_lease_role_name(lease)) + 1);
 }
 
-/* Free a ticket without references (I7), and drop the one on its lease. */
+/* Free a ticket that has no references (I7), and drop its own to its lease. */
 static void
 free_ticket(DlockLeaseTicket *ticket)
 {
@@ -114,7 +114,7 @@ at_transaction_end(XactEvent event, void *arg)
 		dlock_record_end_uses(0);
 }
 
-/* Uses of a subtransaction that commits become its parent's. */
+/* When a subtransaction commits, its uses become its parent's. */
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 					  SubTransactionId parentSubid, void *arg)
@@ -184,7 +184,7 @@ dlock_record_end_uses(int before)
 		dlock_record_unref(uses[--num_uses].record);
 }
 
-/* Find and use a number's lease and ticket, of which either can be missing. */
+/* Find and use the lease and ticket with a number.  Either can be NULL. */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)

@@ -142,7 +142,7 @@ find_header(void)
 	header = found_header;
 }
 
-/* Tells most builds apart that have other layouts under one DLOCK_LAYOUT. */
+/* Tells builds of one DLOCK_LAYOUT apart, if a structure's size differs. */
 static uint32
 layout_sizes(void)
 {
@@ -208,8 +208,8 @@ rouse_others(void)
 }
 
 /*
- * Another layout is in use.  Wait for 10 ms if only its workers are attached;
- * otherwise, and in the end, raise an error.  Releases AddinShmemInitLock.
+ * Another layout is in use.  Wait 10 ms if only workers are attached; else, or
+ * if they stay, raise an error.  Releases AddinShmemInitLock.
  */
 static void
 wait_for_others(TimestampTz start)
@@ -242,10 +242,10 @@ wait_for_others(TimestampTz start)
 }
 
 /*
- * Free a segment to which no process is attached.  Flush the WAL first: the
- * positions of removed rows, up to which later grants would flush, are lost
- * with the segment (I15).  On a standby, where dlock_blocking_pids() may have
- * attached, there are no rows to flush.
+ * Free a segment to which no process is attached.  Flush the WAL first,
+ * because the positions in "removed" are lost with the segment (I15).  On a
+ * standby, where dlock_blocking_pids() may have attached, there are no rows to
+ * flush.
  */
 static void
 free_segment(void)
@@ -361,7 +361,7 @@ uncount(int code, Datum arg)
 	counted = counted_as_worker = false;
 }
 
-/* Count this process in the segment; returns true if it had to make it. */
+/* Join the segment; returns true if this process had to make it. */
 static bool
 join_segment(bool as_worker)
 {
@@ -433,7 +433,7 @@ dlock_attach(bool as_worker)
 		dlock_log_small_area();
 }
 
-/* Does another layout's library wait, with only workers attached here? */
+/* Does a library of another layout wait only for workers to end? */
 bool
 dlock_is_replaced(void)
 {
@@ -470,7 +470,7 @@ roll_back_at_exit(int code, Datum arg)
 /*
  * Have "leave" called at any exit, after the rollback of the open transaction.
  * The callback registered last runs first; if it fails, the other still runs.
- * PostgreSQL's own callback for the rollback runs after both, so too late.
+ * PostgreSQL's own callback that rolls back would run too late, after both.
  */
 void
 dlock_leave_at_exit(void (*leave) (void))

@@ -191,8 +191,8 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
- * The first number that no space of this database has reserved in this server,
- * not even for an installation that was dropped or rolled back
+ * The first number above all that spaces of this database have reserved in
+ * this server, also for installations that were dropped or rolled back
  */
 uint64
 dlock_first_unreserved(Oid database)
