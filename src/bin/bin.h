@@ -49,7 +49,7 @@ typedef struct Options
 	int64		patience;
 	bool		session;
 	bool		shared;
-	const char *slots;			/* NULL: none, as with the next three */
+	const char *slots;			/* NULL: not given, as the next three */
 	const char *permits;
 	const char *owner;
 	const char *info;
@@ -78,7 +78,7 @@ typedef enum ServerState
 {
 	SERVER_OPEN,
 	SERVER_AWAY,				/* asking again can help */
-	SERVER_REFUSES				/* it cannot */
+	SERVER_REFUSES				/* asking again cannot help */
 } ServerState;
 
 extern bool (*server_await) (int fd, short events, int64 until);

@@ -2,11 +2,11 @@
  * command.c
  *		Starting the command of dlock run, and ending it in time.
  *
- * The keeper of the lock, the command's parent, calls this.  The deadlines are
- * kept even if the keeper is busy, for example in a call of the resolver: a
- * timer's signal handler ends the command's process group.  A second timer
- * ends the keeper itself, by SIGKILL, even if it was stopped by SIGSTOP.  The
- * kernel then kills the command, because of its PR_SET_PDEATHSIG.
+ * The keeper of the lock (run.c), which is the command's parent, calls these
+ * functions.  Even if the keeper is busy, for example in the resolver, the
+ * signal handler of a timer ends the command's process group in time.  A second
+ * timer kills the keeper itself, even if SIGSTOP has stopped it.  Then the
+ * kernel kills the command, because PR_SET_PDEATHSIG says so.
  *
  * Descendants can have process groups of their own, as by timeout(1) in a
  * script.  They stay descendants, because keeper and front are subreapers, and
@@ -50,7 +50,7 @@ set_timer(timer_t timer, int64 at)
 
 	if (at != FOREVER)
 	{
-		/* 0 would disarm it */
+		/* 0 would disarm the timer */
 		at = Max(at, 1);
 		when.it_value.tv_sec = at / SEC;
 		when.it_value.tv_nsec = at % SEC * 1000;
@@ -59,8 +59,8 @@ set_timer(timer_t timer, int64 at)
 }
 
 /*
- * SIGALRM: a deadline has come, or the front has gone.  A stopped command is
- * continued, because otherwise it could not end.
+ * SIGALRM handler: a deadline has passed, or the front has ended.  Continue a
+ * stopped command, because SIGTERM cannot end a stopped process.
  */
 static void
 enforce_deadline(int signo)
@@ -101,7 +101,7 @@ block_alarm(int how)
 
 /*
  * Note the signals that the caller ignores, because the command must ignore
- * them, too.  Called before dlock changes the disposition of any.
+ * them, too.  Call this before dlock changes the disposition of a signal.
  */
 void
 command_note_signals(void)
@@ -114,8 +114,8 @@ command_note_signals(void)
 }
 
 /*
- * Called once, when the keeper begins.  SIGCHLD is blocked except while the
- * keeper waits.  False, with errno, if no command could be watched.
+ * Prepare the keeper, once.  From then on, SIGCHLD is blocked except while the
+ * keeper waits.  Returns false, with errno, if no command could be watched.
  */
 bool
 command_prepare(pid_t front, int tty, pid_t its_group)
@@ -184,7 +184,7 @@ become_command(char **argv, pid_t keeper, int report)
 	_exit(EXIT_NOT_RUN);
 }
 
-/* The command has ended.  SIGALRM must be blocked. */
+/* Note that the command has ended.  SIGALRM must be blocked. */
 static void
 forget_command(void)
 {
@@ -193,7 +193,7 @@ forget_command(void)
 	set_timer(last_timer, FOREVER);
 }
 
-/* A passed deadline counts at once.  SIGALRM must be blocked. */
+/* If a deadline has passed, its timer fires now.  SIGALRM must be blocked. */
 static void
 arm_timers(void)
 {
@@ -245,7 +245,7 @@ command_runs(void)
 	return group > 0;
 }
 
-/* Set later deadlines, unless the command was told to end: its lock is lost. */
+/* Set later deadlines, unless a command runs whose lock is lost. */
 void
 command_renew(int64 term_at, int64 kill_at, int64 die_at)
 {
@@ -263,7 +263,7 @@ command_renew(int64 term_at, int64 kill_at, int64 die_at)
 	block_alarm(SIG_UNBLOCK);
 }
 
-/* The lock is lost, now. */
+/* Kill the command, because the lock is lost. */
 void
 command_kill(void)
 {
@@ -288,7 +288,7 @@ command_next_step(void)
 		terminated ? kill_deadline : term_deadline;
 }
 
-/* Is there time left before the SIGTERM of a command is due? */
+/* Is there time left before a command would get SIGTERM? */
 bool
 command_has_time(void)
 {
@@ -302,7 +302,7 @@ command_pass_on(int signo)
 		kill(-group, signo);
 }
 
-/* The signal that stopped the command since the last call, or SIGCONT */
+/* The signal that stopped or continued the command since the last call */
 int
 command_stopped_by(void)
 {
@@ -312,7 +312,7 @@ command_stopped_by(void)
 	return signo;
 }
 
-/* 128 + n for a signal, as in a shell */
+/* The command's exit code; 128 + n if signal n has ended it, as in a shell */
 int
 command_exit_code(void)
 {
@@ -366,7 +366,7 @@ signal_tree(int signo, pid_t except)
 {
 	bool		any = false;
 
-	/* children of a reaped process become children of this one */
+	/* children of a reaped process become children of this process */
 	do
 	{
 		reaped = false;
@@ -386,9 +386,9 @@ has_ended(void)
 }
 
 /*
- * Check the state of the command, after any signal.  If its lock is lost, it
- * counts as ended once all of its descendants have ended.  Until then its
- * process is not reaped, so that the number of its group is not used again.
+ * Check the state of the command, after any signal.  If the lock is lost, the
+ * command counts as ended once all of its descendants have ended.  Until then
+ * its process is not reaped, so that no other group can get its number.
  */
 void
 command_look(void)
@@ -405,7 +405,7 @@ command_look(void)
 		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
 		info.si_pid = 0;
 	}
-	/* in this order: when it has ended, its children become this process's */
+	/* in this order, because children of an ended command become ours */
 	for (;;)
 	{
 		ended = has_ended();

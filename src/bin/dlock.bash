@@ -21,7 +21,7 @@ _dlock()
 		watch) words="$common --json" ;;
 		*) words="$common --force" ;;
 	esac
-	# behind the name of the lock stands a command
+	# a command follows the name of the lock
 	if [ "$sub" = run ] && [ "$names" -gt 0 ] && [[ $cur != -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -c -f -- "$cur")
 	else

@@ -72,8 +72,8 @@ catch_signals(void)
 }
 
 /*
- * For front and keeper.  Writing a message must not stop them (stty tostop) or
- * end them (no reader of stderr).
+ * Set the signals of front and keeper.  Writing a message must neither stop
+ * these processes (stty tostop) nor end them (no reader of stderr).
  */
 static void
 set_own_signals(void)
@@ -85,8 +85,8 @@ set_own_signals(void)
 }
 
 /*
- * The keeper gets signals from the front only.  A signal to all processes of
- * dlock, as from systemd, must not end the keeper before the command.
+ * The keeper gets signals only as messages from the front.  A signal to all of
+ * dlock's processes, as from systemd, must not end the keeper too early.
  */
 static void
 leave_signals_to_front(void)
@@ -101,7 +101,7 @@ leave_signals_to_front(void)
 /*
  * The command has the terminal from its start if this process leads its own job
  * and no other process of the job, such as a pager, can want the terminal.
- * Otherwise it gets the terminal after it was stopped for using it.
+ * Otherwise the command gets the terminal after it was stopped for using it.
  */
 static bool
 shall_lend_at_once(void)

@@ -26,7 +26,7 @@ static const struct
 {
 	const char *name;
 	const char *table;			/* columns of a table */
-	const char *source;			/* the view, its order, and %s for the schema */
+	const char *source;			/* view and order; %s stands for the schema */
 }			lists[] = {
 	{"ls", LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
 	{"blockers", BLOCKER_COLUMNS, "FROM %s.dlock_blockers"},
@@ -36,7 +36,7 @@ static const struct
 /* dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* For dlock top, with the columns to sort by in between */
+/* For dlock top; the columns to sort by come between the two */
 #define FILTERED \
 	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \
@@ -82,7 +82,7 @@ main_list(const char *name, int n, char **operands)
 	return 0;
 }
 
-/* The page of dlock top; false if there is no answer */
+/* Print a page of dlock top.  Returns false if the server does not answer. */
 bool
 print_top(FILE *out, const char *order)
 {

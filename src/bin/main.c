@@ -92,7 +92,7 @@ run_subcommand(int s, int argc, char **argv)
 		print_help(s);
 		return 0;
 	}
-	/* the name replaces the -- */
+	/* put the name of the lock in the place of the -- */
 	if (subcommands[s].letter == 'r' && argc > optind + 1 &&
 		strcmp(argv[optind + 1], "--") == 0)
 	{

@@ -174,7 +174,7 @@ take_option(int i, const char *value)
 	}
 }
 
-/* Refuse combinations, and set defaults that depend on other options. */
+/* Refuse wrong combinations, and set defaults that depend on other options. */
 static void
 check_run_options(void)
 {
@@ -212,8 +212,8 @@ usage_error(const char *subcommand)
 }
 
 /*
- * Take the options of a subcommand or, if its name is empty, those before it.
- * Sets optind to the first operand.  False if help is wanted.
+ * Take the options of a subcommand or, if "name" is empty, those before it.
+ * Sets optind to the first operand.  Returns false if help is wanted.
  */
 bool
 take_options(const char *name, char letter, int argc, char **argv)
@@ -287,7 +287,7 @@ print_options(char letter)
 	}
 }
 
-/* 1 if the output could not be written, else the code */
+/* Returns 1 if the output could not be written, otherwise "code" */
 int
 finish_output(int code)
 {

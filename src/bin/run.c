@@ -8,19 +8,19 @@
  * whatever the network, the server, a debugger or an administrator does:
  *
  * 1. The command is dead before its lock can be granted to another client.
- *	  The deadline is the time right before sending the last request that got
- *	  or renewed the lease, plus its ttl, less a margin.  The command has
- *	  SIGTERM the grace before that, and SIGKILL at the deadline, by a timer in
- *	  the keeper that no other work delays.  At half the margin the kernel
- *	  kills the keeper.
+ *	  The deadline is one ttl, less a margin, after the keeper began to send
+ *	  the last request that got or renewed the lease.  The command gets SIGKILL
+ *	  at the deadline, and SIGTERM before, earlier by --grace.  A timer in the
+ *	  keeper does this, which no other work delays.  Half a margin after the
+ *	  deadline, the kernel kills the keeper.
  * 2. The command dies if the keeper does: the kernel sends SIGKILL.  The rest
- *	  of its process group, and other descendants, become the front's then,
- *	  which kills them.
+ *	  of the command's process group, and its other descendants, become
+ *	  children of the front, which kills them.
  * 3. The command dies if the front does: the keeper gets a signal, kills the
  *	  command and its descendants, and releases the lock.
- * 4. The keeper is in a process group of its own, so that stopping the job
- *	  does not stop it.  A job that is stopped keeps its lock.  If the keeper
- *	  is stopped nevertheless, 1 holds by the kernel's timer.
+ * 4. The keeper is in a process group of its own, so that it continues while
+ *	  the job is stopped.  So a stopped job keeps its lock.  If SIGSTOP stops
+ *	  the keeper, 1 still holds, because the kernel's timer kills the keeper.
  * 5. The lock is released only after the command has ended.
  *
  * Not covered: a command that dlock may not signal (sudo), or that hangs in the
@@ -71,7 +71,7 @@ static bool adopts;				/* the ticket may be of an earlier run */
 static int64 granted_at;
 static int	not_run;			/* the exit code, if the command cannot be run */
 
-/* when servers stopped answering; FOREVER: one answers */
+/* when the server stopped answering; FOREVER: it answers */
 static int64 silent_since = FOREVER;
 static int64 backoff;
 
@@ -165,9 +165,9 @@ look_around(void)
 }
 
 /*
- * Wait until the descriptor, if there is one, is ready.  False after "until",
- * or if a signal has come while no command runs or, with heed_end, if the
- * command has ended.
+ * Wait until the descriptor, if any, is ready.  Returns false after "until",
+ * if dlock must stop while no command runs or, with heed_end, if the command
+ * has ended.
  */
 static bool
 await_event(int fd, short events, int64 until, bool heed_end)
@@ -198,8 +198,8 @@ await_event(int fd, short events, int64 until, bool heed_end)
 
 /*
  * Wait for an answer of the server.  If the command ends, give up the answer and
- * the connection.  Not with --session, whose lock would be lost, and not with
- * --every, because short commands could give up each renewal.
+ * the connection.  But wait on with --session, because the lock would be lost,
+ * and with --every, because short commands could interrupt each renewal.
  */
 static bool
 await_answer(int fd, short events, int64 until)
@@ -207,7 +207,7 @@ await_answer(int fd, short events, int64 until)
 	return await_event(fd, events, until, !opt.session && opt.every == 0);
 }
 
-/* Warn once that no server answers, and pause.  False after "until" */
+/* Warn once that no server answers.  Pause, or return false after "until". */
 static bool
 be_patient(int64 until)
 {
@@ -246,7 +246,7 @@ set_deadline(int64 sent)
 		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
-/* The next call overwrites the result: a leader runs for years. */
+/* The next call overwrites the result, because a leader runs for years. */
 static const char *
 interval(int64 us)
 {
@@ -257,8 +257,8 @@ interval(int64 us)
 }
 
 /*
- * The first value of the server's answer, a number or a boolean; "" for NULL.
- * NULL if there is no answer, or an error.  The next call overwrites it.
+ * Returns the first value of the server's answer, or "" if it is null; NULL if
+ * there is an error, or no answer.  The next call overwrites the value.
  */
 static const char *
 ask(int64 until, const char *sql, int n, const char *const *values)
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and, if "length" is not below 0, with that. */
+/* Call a function with the ticket and, if 0 or more, with "length". */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -290,7 +290,7 @@ ask_of_ticket(int64 until, const char *sql, int64 length)
 
 /*
  * Renew the lease and the deadline, or check that a session's lock is held.
- * Returns 1 if so, 0 if the lock is lost, and -1 without an answer.
+ * Returns 1 on success, 0 if the lock is lost, and -1 without an answer.
  */
 static int
 confirm(void)
@@ -325,7 +325,7 @@ confirm(void)
  * Getting the lock
  */
 
-/* One request for the lock, or for a place in its queue: the ticket, or "" */
+/* Request the lock, or a place in its queue.  Returns the ticket, or "". */
 static const char *
 request_lock(int64 until)
 {
@@ -377,7 +377,7 @@ at_least_fits(void)
 	return fits && fits[0] == 't';
 }
 
-/* One step, with a connection; until is the end of the wait */
+/* One step, with a connection.  "until" is the end of the wait. */
 static Outcome
 try_to_get_lock(int64 until)
 {
@@ -417,7 +417,7 @@ try_to_get_lock(int64 until)
 		return GOT_NONE_YET;
 	if (value[0] != 't')
 		return clock_now() >= until ? GOT_BUSY : GOT_NONE_YET;
-	/* its lease may have begun long before, and with another ttl */
+	/* renew, because the lease may have begun long ago, with another ttl */
 	return confirm() == 1 ? GOT_LOCK : GOT_NONE_YET;
 }
 
@@ -459,8 +459,8 @@ get_lock(void)
 
 /*
  * Release the lock, or keep it for the rest of --at-least.  A session's lock
- * ends with the session.  False if the lock was lost before.  If it cannot be
- * released until then, it ends with its ttl.
+ * ends with the session.  Returns false if the lock was lost before.  If a
+ * lease's lock cannot be released before "until", it ends with its ttl.
  */
 static bool
 give_back(int64 until)
@@ -484,7 +484,7 @@ give_back(int64 until)
 			server_open(patience_for_answer());
 		if (server_connection() != NULL && ticket == 0)
 		{
-			/* asking again finds a ticket that was made in the meantime */
+			/* a repeated request finds the ticket that the first has made */
 			const char *found = request_lock(until);
 
 			ticket = found ? strtoll(found, NULL, 10) : 0;
@@ -498,7 +498,7 @@ give_back(int64 until)
 		{
 			value = ask_of_ticket(until,
 								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
-			/* an earlier request may have released it, and its answer was lost */
+			/* an earlier request may have released it without an answer */
 			if (value && value[0] == '\0' && asked)
 				value = "t";
 			asked = true;
@@ -531,7 +531,7 @@ set_environment(void)
 	setenv(opt.session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
 }
 
-/* Is the connection lost?  For when it is readable without a request. */
+/* Is the connection lost?  Called if it is readable without a request. */
 static bool
 connection_is_lost(void)
 {
@@ -542,7 +542,7 @@ connection_is_lost(void)
 
 /*
  * Keep the lock until the command has ended or, if none runs, until "until".
- * False if the lock is lost; then the command has been killed.
+ * Returns false if the lock is lost; then the command has been killed.
  */
 static bool
 keep_until(int64 until)
@@ -577,7 +577,7 @@ keep_until(int64 until)
 	return !command_is_lost();
 }
 
-/* Run the command once.  The exit code, or -1 if the lock was lost */
+/* Run the command once.  Returns the exit code, or -1 if the lock was lost. */
 static int
 run_command(void)
 {
@@ -598,7 +598,7 @@ run_command(void)
 	return command_exit_code();
 }
 
-/* Run the command once, or with --every.  The exit code, or -1: lost */
+/* Run the command once, or as --every says.  Returns as run_command(). */
 static int
 run_with_lock(void)
 {
@@ -621,7 +621,7 @@ run_with_lock(void)
 	return -1;
 }
 
-/* Get the lock, use it, and give it back.  The exit code, or -1: lost */
+/* Get the lock, use it, and give it back.  Returns as run_command(). */
 static int
 take_turn(void)
 {

@@ -2,13 +2,13 @@
  * server.c
  *		The connection to the server.
  *
- * No call of this file blocks, except for the resolver's.  Calls wait in
- * server_await(), so that dlock run can do other work during the wait, and
- * give up if server_await() returns false.  Giving up a query closes the
+ * No call of this file blocks, except in the resolver.  Calls wait in
+ * server_await(), so that dlock run can do other work during the wait.  If
+ * server_await() returns false, a call gives up.  Giving up a query closes the
  * connection, because the answer could still come.
  *
  * In non-blocking mode, libpq has no timeout for each of several hosts.  So
- * each host is tried alone here.
+ * server_open() tries one host at a time.
  */
 #include "bin/bin.h"
 
@@ -51,7 +51,7 @@ await_plainly(int fd, short events, int64 until)
 	return poll(&ready, 1, timeout) > 0;
 }
 
-/* Element i of a list, or its last one */
+/* Element i of a list, or the last element if the list is shorter */
 static char *
 element(const char *list, int i)
 {
@@ -66,8 +66,8 @@ element(const char *list, int i)
 }
 
 /*
- * Find out which hosts there are, and ask for the password.  False if the
- * connection string is malformed.
+ * Find out which hosts there are, and ask for the password.  Returns false if
+ * the connection string is malformed.
  */
 bool
 server_init(void)
@@ -153,10 +153,10 @@ start_connection(int i)
 }
 
 /*
- * Find the schema of dlock, and make settings: the session runs only dlock's
- * functions, and its waits must end if the client is gone.  Make none behind a
- * pooler, which gives the session to other clients, too.  A pooler reports
- * another PID than the server.
+ * Find the schema of dlock, and change settings: the session runs only dlock's
+ * functions, and its waits must end if the client is gone.  Behind a pooler,
+ * which reports another PID than the server, change none, because the pooler
+ * gives the session to other clients, too.
  */
 #define SET(name, value) "pg_catalog.set_config('" name "', '" value "', false)"
 static ServerState
@@ -228,7 +228,7 @@ note_connection_problem(void)
 					 "HINT:  Put it into ~/.pgpass, or use -W.");
 }
 
-/* The answer says the same as a warning. */
+/* Ignore warnings, because the answer says the same. */
 static void
 ignore_notice(void *arg, const PGresult *notice)
 {
@@ -294,8 +294,8 @@ server_open(int64 time)
 
 /*
  * Note an error of the server, without its context.  Asking again can help if
- * the server lacks something, is about to stop, has become a standby, or waits
- * for one.
+ * the server lacks resources, is about to stop, has become a standby, or waits
+ * for a standby.
  */
 static void
 note_error(const PGresult *result)
@@ -318,7 +318,7 @@ note_error(const PGresult *result)
 	}
 }
 
-/* The connection is lost. */
+/* Close a connection that is lost. */
 void
 server_lose(void)
 {
@@ -339,7 +339,7 @@ give_up_query(void)
 /*
  * Send a query, with dlock's schema for each %s in sql.  Returns the answer,
  * which may be an error, or NULL if the connection is lost or no answer comes
- * in time.  Sets server_problem, and server_state: can asking again help?
+ * in time.  Sets server_state and, after a problem, server_problem.
  */
 PGresult *
 server_query(int64 until, const char *sql, int n, const char *const *values)
@@ -389,7 +389,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 	return result;
 }
 
-/* For subcommands that do nothing but ask */
+/* Connect, in all subcommands but dlock run. */
 void
 server_open_or_exit(void)
 {

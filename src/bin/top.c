@@ -22,7 +22,7 @@
 
 static const char *order = BY_WAITERS;
 
-/* The text of print_top(), or the error: the connection may come back. */
+/* The text of print_top(), or the error; the next page may succeed. */
 static char *
 make_page(void)
 {
@@ -66,7 +66,7 @@ show_page(void)
 	char	   *line;
 	int			row;
 
-	/* if a line wraps, this clears the rest of it */
+	/* if a line wraps, this clears the wrapped part */
 	for (row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
 	{
 		(void) move(row, 0);

@@ -3,8 +3,8 @@
  *		dlock watch: a line for each change of a lock's holder.
  *
  * The server sends the current state at once, and then each change.  After a
- * reconnect it starts over, and a state that has been printed already is not
- * printed again.
+ * reconnect it sends the current state again, which is printed only if it is
+ * new.
  */
 #include "bin/bin.h"
 
@@ -33,7 +33,7 @@ plain_line(char *text)
 	return text;
 }
 
-/* Returns false if the connection is lost. */
+/* Print a change if it is new.  Returns false if the connection is lost. */
 static bool
 print_change(const char *payload)
 {
@@ -101,7 +101,7 @@ extension_stays(void)
 	return server_state == SERVER_OPEN && strcmp(before, extension) == 0;
 }
 
-/* Connect and watch; false if the server does not answer. */
+/* Connect and watch.  Returns false if the server does not answer. */
 static bool
 begin_watching(void)
 {
@@ -168,7 +168,7 @@ main_watch(const char *name, int n, char **operands)
 			print_changes();
 		else
 			server_close();
-		/* once, until the server answers again */
+		/* warn once, until the server answers again */
 		if (begun || !warned)
 			pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
 		warned = true;
