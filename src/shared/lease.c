@@ -8,7 +8,8 @@
  *
  * The deadline alone tells whether a lease is open (I13).  A renewal moves it
  * without a lock.  A process makes it DLOCK_RAN_OUT before it reports the
- * lease gone, and 0 by a close or, under the lease lock, when a delay begins.
+ * lease gone.  A close, or, under the lease lock, the begin of a delay makes
+ * it 0.
  *
  *-------------------------------------------------------------------------
  */

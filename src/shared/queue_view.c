@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * queue_view.c
- *	  Holders and waiters, for questions, the deadlock search, and views.
+ *	  Reading holders and waiters, for functions, deadlock search and views.
  *
  * Nothing here changes a lock.  Before each answer, the removal of the
  * previous holder's row is flushed, with no lock held (I15).

@@ -60,8 +60,8 @@
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
  * GRANTED and ENDING ones among its holders, GONE ones in neither.  A LEAVING
  * ticket no longer waits, and an ENDING one no longer holds.  A lease's ticket
- * stays LEAVING or ENDING until the removal of its row is in the WAL.  A pin
- * or a delay also keeps a ticket ENDING.
+ * stays LEAVING or ENDING until the removal of its row is in the WAL.  A
+ * commit that pins it, or its lease's delay, also keeps a ticket ENDING.
  *
  * Only the backend that made a session's ticket frees it.  So this backend can
  * read the state without a lock.  References to a lease's ticket are counted.
@@ -165,8 +165,8 @@ typedef struct DlockTicket
 } DlockTicket;
 
 /*
- * The part of a lease or lease's ticket that concerns its row.  A process that
- * changes either marks its record, and the worker writes the row (journal.c).
+ * The part of a lease or lease's ticket that concerns its row in a table.  To
+ * change either, a process marks the record; the worker writes it (journal.c).
  */
 typedef struct DlockRecord
 {
@@ -269,7 +269,8 @@ struct DlockLease
 	/* a single lease ends here */
 
 	/* immutable once it has a number */
-	int64		delay;			/* in microseconds; 0: none */
+	int64		delay;			/* us for which its locks stay closed after it
+								 * has run out; 0: none */
 	TimestampTz opened_at;
 	uint64		session;		/* to which it is attached; 0: none */
 	int			procno;
@@ -305,8 +306,7 @@ typedef struct DlockLeaseTicket
 	uint32		request;		/* hash of its request */
 
 	/* atomic, increased under the lock entry's lock */
-	pg_atomic_uint32 claims;	/* calls that have returned it or may do so; at
-								 * 0 the ticket is ended */
+	pg_atomic_uint32 claims;	/* calls that returned it or may; 0 ends it */
 
 	/* protected by the lock of its partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
@@ -463,7 +463,7 @@ typedef struct DlockWatch
 	/* protected by the outbox's lock */
 	bool		armed;			/* the session's LISTEN is in effect */
 	uint64		told;			/* "changes" when it was last told; or 0 */
-	uint64		telling;		/* DlockTelling that last copied its channel */
+	uint64		telling;		/* DlockTelling.number that last copied it */
 } DlockWatch;
 
 /* Buckets of dlock_wait_histogram; the last has no bound (counter.c) */
