@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* A DROP EXTENSION that this backend has not yet seen counts as later. */
+/* Reads no catalog: a DROP EXTENSION not seen yet counts as later. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -341,7 +341,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, fence);
 	dlock_lone_call_note(fcinfo->flinfo);
-	/* the grant of an enqueued ticket may not be confirmed yet (I15) */
+	/* the removal before an enqueued ticket's grant may be unflushed (I15) */
 	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();
 }

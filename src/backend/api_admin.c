@@ -28,7 +28,7 @@ dlock_set_slots(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* (name).  For a constraint of dlock_slots; another refuses invalid names. */
+/* (name).  For a constraint; another constraint refuses invalid names. */
 PG_FUNCTION_INFO_V1(dlock_note_slots);
 Datum
 dlock_note_slots(PG_FUNCTION_ARGS)

@@ -61,9 +61,9 @@ dlock_check_unrestricted(void)
 }
 
 /*
- * Begin a call that changes anything, even if only by a wait or a LISTEN.  A
- * security-restricted operation refuses it, as LISTEN: an example is ANALYZE,
- * which calls a function of the table's owner for an index.
+ * Begin a call that changes anything, even if only by a wait or a LISTEN.  It
+ * is refused in a security-restricted operation, for example if ANALYZE calls
+ * a function of the table's owner for an index.
  */
 DlockSpace *
 dlock_begin_change(void)
@@ -109,7 +109,7 @@ dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
 	dlock_key_fill(key, space, VARDATA_ANY(name), length);
 }
 
-/* The name, always the first argument */
+/* Make the key of the name, which is always the first argument. */
 void
 dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 {
@@ -310,7 +310,7 @@ dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
 			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
 }
 
-/* The lease that an argument names; notes a use of the lease */
+/* Find the lease that an argument names, and note a use of the lease. */
 DlockLease *
 dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 {

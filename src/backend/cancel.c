@@ -134,9 +134,9 @@ put_explanation(void)
 }
 
 /*
- * Put the explanation on the stack, in the handler.  Returns false if that is
- * impossible now.  An executed statement has put it there already.  Otherwise
- * the stack may have dangling entries after an error, except in a lock wait.
+ * Put the explanation on error_context_stack, in the handler.  Returns false
+ * if that is impossible now.  An executed statement has put it there already.
+ * Otherwise, except in a lock wait, the stack may have freed entries.
  */
 static bool
 put_explanation_in_handler(void)

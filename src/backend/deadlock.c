@@ -15,14 +15,14 @@
  * are *stuck*.  So a wait for permits, or behind shared holders, is a deadlock
  * only if no process goes on that could end the wait.
  *
- * A stuck process need not be in a deadlock.  Suppose that W and A hold a
- * permit each of two, W waits for the second, and A is in a deadlock with Z.
- * W is in a cycle, because its own permit blocks it, but only the end of A or
- * Z helps.  So a deadlock is a set of waiters that stay stuck even if all
- * other processes go on.  A minimal set is strongly connected: members that
- * wait for no other member would be a smaller set.
+ * A stuck process need not be in a deadlock.  Suppose that a lock has two
+ * permits, W and A hold one each, W waits for another, and A is in a deadlock
+ * with Z.  W is in a cycle, because its own permit blocks it, but only the end
+ * of A or Z helps.  So a deadlock is a set of waiters that stay stuck even if
+ * all other processes go on.  A minimal set is strongly connected: if a part
+ * of it waited for none of the rest, that part would be a smaller set.
  *
- * find_knot() reduces the stuck processes to the *knot* of this backend.  It
+ * find_knot() narrows the stuck processes to the *knot* of this backend.  It
  * repeats two steps until neither removes a process.  The first step keeps the
  * processes that wait for this backend and for which this backend waits,
  * directly or not.  The second keeps those that stay stuck even if all removed
@@ -580,9 +580,9 @@ blocks_heavyweight(void)
  * false if the waits changed in each attempt: the caller must retry.
  *
  * Unless "thorough", look only if a process waits for a heavyweight lock of
- * this backend.  If a wait for such a lock closes a cycle, a process that
- * waits in dlock holds one of the cycle's heavyweight locks.  If a wait in
- * dlock closes the cycle, its backend looks thoroughly.
+ * this backend.  If a wait for a heavyweight lock closes a cycle, that is
+ * enough, because a waiter of dlock in the cycle holds such a lock.  If a wait
+ * in dlock closes a cycle, its own backend looks thoroughly.
  *
  * If another backend has found this one to be the victim ("told"), look in any
  * case: this backend may block others only by its place in a queue.

@@ -59,7 +59,7 @@ dlock_log_forced_release(DlockSpace *space, int64 number,
 {
 	StringInfoData detail;
 
-	/* the log line lets readers conclude that the lock was granted (I15) */
+	/* the log line may reveal the next grant (I15) */
 	dlock_journal_flush_removal(space, &forced->key);
 	initStringInfo(&detail);
 	appendStringInfo(&detail, "%s %s ", dlock_describe_caller(),

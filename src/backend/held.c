@@ -38,7 +38,7 @@ int			dlock_held_watches = 0;
 /* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/* Hash table by number; the hash is its last bits: most are consecutive */
+/* DlockHeld by the last bits of their numbers, most of them consecutive */
 static dlist_head *numbers = NULL;
 static int	num_buckets = 0;	/* a power of 2, at least num_held */
 

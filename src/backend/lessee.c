@@ -136,8 +136,8 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 }
 
 /*
- * Ask once for a ticket.  Returns DLOCK_ACQUIRED after a grant, with a use and
- * a claim noted; DLOCK_LOST if the ticket has ended: the caller must retry.
+ * Ask once for a ticket.  Returns DLOCK_ACQUIRED if the ticket is granted and
+ * claimed, DLOCK_LOST if it has ended.  Then the caller must ask again.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -246,8 +246,8 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
 }
 
 /*
- * Make or find the ticket that an enqueue returns, and claim it.  If a session
- * waits with it, the lease adopts it, because it must outlive the session.
+ * Make or find the ticket that an enqueue returns, and claim it.  The ticket
+ * must outlive a session that waits with it, so the lease adopts it then.
  */
 static DlockLeaseTicket *
 join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
@@ -286,7 +286,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	/* after an error, no other call may arm the announcement of this call */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* this call may have adopted an existing ticket, which is not there yet */
+	/* a ticket that this call has just adopted is not found by number yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();

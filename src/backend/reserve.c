@@ -246,7 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/* Lock a prefix's row, before rights are checked.  Returns false if none. */
+/* Lock a prefix's row, before check_owner().  Returns false if none. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {

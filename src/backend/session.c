@@ -91,8 +91,8 @@ flush_removal(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Flush the removal on which a grant depends (I15).  If that fails, a ticket
- * without acquires is ended.
+ * Flush the removal on which a grant depends (I15).  If the flush fails, end
+ * the ticket, unless it has acquires.
  */
 static inline void
 confirm_grant(DlockSpace *space, DlockHeld *held)
@@ -331,7 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/* Undo the latest session acquire.  If none or lost, warns, returns false. */
+/* Undo the latest session acquire.  Returns false, with a warning, if lost. */
 bool
 dlock_session_release(const DlockKey *key)
 {

@@ -147,7 +147,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/* Has the current user EXECUTE as owner or by a grant, but not to PUBLIC? */
+/* May the current user execute the function, not counting PUBLIC's right? */
 static bool
 is_granted(Oid function)
 {

@@ -91,7 +91,7 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	values[i++] = dlock_interval_datum(journal_lag(space));
 	values[i++] = TimestampTzGetDatum(counted_since);
 	Assert(i == lengthof(values));
-	/* the number of held locks lets readers conclude that one was granted */
+	/* the number of held locks may reveal a grant (I15) */
 	dlock_journal_flush_removals(space);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;

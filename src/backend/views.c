@@ -371,7 +371,7 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the leases.")));
-	/* the numbers of held tickets let readers conclude that one was granted */
+	/* the numbers of held tickets may reveal a grant (I15) */
 	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
 		show_lease(rsinfo, row);

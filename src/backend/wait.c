@@ -104,7 +104,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Has the request's lease ended or, without one, the ticket's? */
+/* Has the request's lease of many ended, or else the ticket's lease? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -341,7 +341,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	dlock_wait_check_space(space, &request->key);
 	if (looks.logged && !is_lost(ticket))
 	{
-		/* the log line makes the grant known */
+		/* the log line reveals the grant (I15) */
 		dlock_journal_flush_removal(space, &request->key);
 		dlock_deadlock_log(space, request, microseconds_since(start), true);
 	}

@@ -42,12 +42,12 @@ typedef enum MarkKind
 typedef struct Mark
 {
 	DlockHeld  *held;			/* this session's ticket, or ... */
-	DlockLeaseTicket *of_lease; /* ... a lease's, referred to, or ... */
+	DlockLeaseTicket *of_lease; /* ... a lease's, with a reference, or ... */
 	DlockWatch *watch;			/* ... a watch of this session */
 	MarkKind	kind;
 	int			level;			/* transaction nesting level; 0: committed */
 	uint32		count;			/* number of acquires or calls */
-	bool		pinned;			/* MARK_GUARD: the commit has pinned it */
+	bool		pinned;			/* MARK_GUARD: it has pinned the ticket */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: on the announcement */
 	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
@@ -546,7 +546,7 @@ dlock_xact_unwatch(const DlockWatch *watch)
 
 /*
  * Let the (sub)transaction commit only while this ticket holds.  The ticket is
- * this session's, or a lease's of a role whose rights the current role has.
+ * of this session, or of a lease whose role's privileges the caller has.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)

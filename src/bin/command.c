@@ -4,9 +4,9 @@
  *
  * The keeper of the lock (run.c), which is the command's parent, calls these
  * functions.  Even if the keeper is busy, for example in the resolver, the
- * signal handler of a timer ends the command's process group in time.  A second
+ * signal handler of a timer ends the command's process group in time.  Another
  * timer kills the keeper itself, even if SIGSTOP has stopped it.  Then the
- * kernel kills the command, because PR_SET_PDEATHSIG says so.
+ * kernel kills the command, because of its PR_SET_PDEATHSIG.
  *
  * Descendants can have process groups of their own, as by timeout(1) in a
  * script.  They stay descendants, because keeper and front are subreapers, and
