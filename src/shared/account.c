@@ -283,8 +283,8 @@ memory_of_session_user(Account *account)
 /*
  * Do the role and the session user both have little?  One session user can
  * assume many roles, and must not take the reserve once per role.  So the
- * account also counts for its sponsor, the session user, until it is removed
- * or gets as its sponsor another session user that has little.
+ * session user becomes the account's sponsor: the account counts for both,
+ * until it is removed or another session user with little becomes its sponsor.
  */
 static bool
 has_little(Account *account, int64 limit)

@@ -12,8 +12,8 @@
 #include "shared/inner.h"
 
 /*
- * Microseconds that never go back, and advance while the machine sleeps, so
- * that a server that wakes up does not honour leases that ran out elsewhere.
+ * Microseconds that never go back, and advance while the machine sleeps.
+ * Otherwise a server that wakes up would honour leases that ran out elsewhere.
  * Without CLOCK_BOOTTIME the machine must not sleep.
  */
 uint64

@@ -168,9 +168,9 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 }
 
 /*
- * Each call of a session starts a worker if there is none and there is work, a
- * lease may be due, or something may have to be announced.  If the session
- * "waits", which others can see by now, any lease is reason enough (I20).
+ * Each call of a session calls this.  If there is no worker, start one for
+ * work, for a lease that may be due, or for possible announcements.  If the
+ * session "waits", which others can see by now, any lease is a reason (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

@@ -3,13 +3,13 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in the list of its space from when a process can find it until
- * the removal of its row is in the WAL; then the worker finishes it.
+ * A lease is in its space's list as soon as a process can find it.  When the
+ * removal of its row is in the WAL, the worker takes it out.
  *
  * The deadline alone tells whether a lease is open (I13).  A renewal moves it
  * without a lock.  A process makes it DLOCK_RAN_OUT before it reports the
- * lease gone.  A close, or, under the lease lock, the begin of a delay makes
- * it 0.
+ * lease gone, and 0 to close the lease or, under the lease lock, to begin a
+ * delay.
  *
  *-------------------------------------------------------------------------
  */

@@ -150,9 +150,9 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * A session drops the ticket that it made.  If no lease has adopted it, it is
- * GONE: wake the calls of the same request that wait for it, and drop the
- * lock's reference.
+ * A session drops the ticket that it made.  If no lease has adopted the
+ * ticket, it is GONE.  Then wake the calls of the same request that wait for
+ * it, and drop the lock's reference.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)

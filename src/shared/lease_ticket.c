@@ -42,7 +42,7 @@ same_text(const char *a, const char *b)
 }
 
 /*
- * A ticket is in the table of requests from its creation until it is freed,
+ * From its creation until it is freed, a ticket is in the table of requests,
  * under a hash of its lock, owner, and lease or role.  Of the tickets with one
  * request, at most one waits or holds (I14).
  */

@@ -90,9 +90,9 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Raise a lease's durability to this level of synchronous_commit, for a caller
- * that counts on "record", the lease or its ticket, and then waits for the
- * row.  Raises 53200, with nothing changed.
+ * Raise a lease's durability to this level of synchronous_commit.  The caller
+ * counts on "record", which is the lease or its ticket, and waits for the row
+ * afterwards.  Raises 53200, with nothing changed.
  *
  * If no standbys counted before, they count from now on.  If they counted at a
  * lower level, their answers at that level stay valid.

@@ -8,11 +8,11 @@
  * lock entries through this file.  watch.c takes the lock itself, for the
  * watched names of a partition.
  *
- * Why not dshash?  It would give each entry room for the longest name,
- * allocate and free for each insertion and deletion, and lock all partitions
- * while it moves all entries at a resize.  Here an entry is as long as its
- * name, a backend keeps the entry it removed last as its spare, and a
- * partition grows by one bucket at a time (buckets.c).
+ * Why not dshash?  It would give each entry room for the longest name, and
+ * allocate and free memory for each insertion and deletion.  At a resize, it
+ * would lock all partitions while it moves all entries.  Here an entry is as
+ * long as its name, and a partition grows by one bucket at a time (buckets.c).
+ * A backend keeps the entry that it removed last as its spare.
  *
  *-------------------------------------------------------------------------
  */

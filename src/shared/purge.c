@@ -209,9 +209,9 @@ dlock_database_changes(void)
 
 /*
  * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
- * even after the removal of all useless spaces.  Because such calls can be
- * many, walk through the spaces only if, since the last walk, a database was
- * dropped or a space has lost its last user.
+ * even after the removal of all useless spaces.  Such calls can be many.  So
+ * walk through the spaces only if a database was dropped, or a space lost its
+ * last user, since the last walk.
  */
 void
 dlock_request_check_memory(DlockSpace *space, Oid role)

@@ -7,7 +7,7 @@
  * the queue as long as the head fits.  After releasing the entry's lock it
  * wakes the sessions whose tickets have changed.  A lease's ticket that has
  * ended stays in its list, LEAVING or ENDING, until the removal of its row is
- * in the WAL; until then no later ticket is granted (I15).
+ * in the WAL.  Until then no later ticket is granted (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -724,10 +724,10 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 }
 
 /*
- * Claim a ticket that another call has made, so that it stays if that call
- * fails.  If "adopt" is set, the lease adopts it; a session that waits with it
- * then waits as for any lease's ticket.  Returns false if the ticket or its
- * lease is gone.  The caller must wake the worker.
+ * Claim another call's ticket, so that the ticket stays if that call fails.
+ * If "adopt" is set, the ticket's lease adopts it.  A session that waits with
+ * the ticket then waits as for any lease's ticket.  Returns false if the
+ * ticket or its lease is gone.  The caller must wake the worker.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)

@@ -62,14 +62,14 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* few: each such transaction has the row locked, or is about to end */
+	/* setters are few: each has the row locked, or is about to end */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
 	return lock;
 }
 
-/* That transaction has ended; if "changed", its commit is visible (I27). */
+/* A setter has ended; if "changed", its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)

@@ -154,8 +154,8 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 /*
  * Wait until a heartbeat sent at "since" or later is acknowledged at this
  * level; returns false if "until" comes first.  Sends a heartbeat if none was
- * sent since, and again from time to time: standbys report replay only with
- * new WAL, and another sender may have been stopped.
+ * sent since.  Sends more from time to time, because standbys report replay
+ * only with new WAL, and because another sender may have been stopped.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,

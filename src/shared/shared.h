@@ -725,7 +725,7 @@ dlock_worker_has_work(const DlockSpace *space)
 	return space->journal.length > 0 || dlock_has_messages(space);
 }
 
-/* Is there such work, or a lease that will be due some time? */
+/* Is there work, or a lease that will be due some time? */
 static inline bool
 dlock_worker_is_needed(const DlockSpace *space)
 {

@@ -3,9 +3,9 @@
  * shmem.c
  *	  Making, finding and leaving the shared state.
  *
- * dlock needs no preloading: the first call in the cluster makes the header,
- * in the slack of the main shared memory segment, and one segment of dynamic
- * shared memory for all the rest.
+ * dlock needs no preloading.  The first call in the cluster makes the header,
+ * in the slack of the main shared memory segment.  For all the rest, it makes
+ * one segment of dynamic shared memory.
  *
  * A backend attaches to the whole segment at its first call, until it exits.
  * All attached processes have one layout (I5).  After an update, sessions of

@@ -359,7 +359,7 @@ typedef struct DlockLock
 	int32		slots;			/* permits in all, as requested or set; or 0 */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		closed;			/* holders kept by a delay: no ticket fits */
+	uint32		closed;			/* holders kept by a delay; then none fits */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
 	bool		leased:1;		/* held for a lease since it was last free */
@@ -415,7 +415,7 @@ typedef struct DlockPartition
 /* A partition of the table of numbers, or of requests; see id_table.c */
 typedef struct DlockIdPartition
 {
-	/* protects the fields below, and those fields of entries that say so */
+	/* protects the fields below, and the fields of entries that name it */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockRecord, or DlockLeaseTicket */
 

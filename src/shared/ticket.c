@@ -8,16 +8,16 @@
  * A block is used only after the WAL record of its reservation is flushed, so
  * no number is drawn twice, even after a crash.
  *
- * A block starts above the sequence's last_value, above the time (seconds
- * since 2025-01-01, shifted left by 22), and above all numbers that the
- * database has reserved in this server.  The time makes numbers grow if the
- * sequence has gone back, as after lost WAL, point-in-time recovery or the
- * restore of an old dump.  The third rule covers an extension that was dropped
- * and created again.
+ * A block starts above three numbers: the sequence's last_value, the time
+ * (seconds since 2025-01-01, shifted left by 22), and all that the database
+ * has reserved in this server.  The time makes numbers grow if the sequence
+ * has gone back, as after lost WAL, point-in-time recovery or the restore of
+ * an old dump.  The third rule covers an extension that was dropped and
+ * created again.
  *
  * Why not nextval()?  It changes the user's lastval(), locks the sequence to
- * the end of the transaction, assigns a transaction id, fails in a read-only
- * transaction, and cannot start above two other bounds in one step.
+ * the end of the transaction, and assigns a transaction id.  It fails in a
+ * read-only transaction, and cannot start above two other bounds in one step.
  *
  *-------------------------------------------------------------------------
  */

@@ -10,9 +10,9 @@
  * each watch how many changes the message covers.  A name leaves the list when
  * every watch is up to date (I29).
  *
- * A name is freed with its last watch or, if it is then listed, by the sender.
- * Only the sender takes names out of the list, so it reads a listed name
- * without a lock.
+ * When its last watch ends, a name is freed or, if it is listed, left to the
+ * sender.  Only the sender takes names out of the list, so it reads a listed
+ * name without a lock.
  *
  *-------------------------------------------------------------------------
  */
