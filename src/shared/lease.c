@@ -7,9 +7,8 @@
  * removal of its row is in the WAL, the worker takes it out.
  *
  * The deadline alone tells whether a lease is open (I13).  A renewal moves it
- * without a lock.  A process makes it DLOCK_RAN_OUT before it reports the
- * lease gone, and 0 to close the lease or, under the lease lock, to begin a
- * delay.
+ * without a lock.  It becomes DLOCK_RAN_OUT before a process reports the lease
+ * gone.  It becomes 0 at a close or, under the lease lock, as a delay begins.
  *
  *-------------------------------------------------------------------------
  */
