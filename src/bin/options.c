@@ -28,8 +28,8 @@ typedef enum Kind
 } Kind;
 
 /*
- * In the order of the help.  "of" has the letters of the subcommands that take
- * the option, NULL for all.
+ * The options, in the order of the help.  "of" has the letters of the
+ * subcommands that take the option, NULL for all.
  */
 static const struct
 {

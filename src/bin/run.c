@@ -10,8 +10,8 @@
  * 1. The command is dead before its lock can be granted to another client.
  *	  The deadline is one ttl, less a margin, after the keeper began to send
  *	  the last request that got or renewed the lease.  The command gets SIGKILL
- *	  at the deadline, and SIGTERM before, earlier by --grace.  A timer in the
- *	  keeper does this, which no other work delays.  Half a margin after the
+ *	  at the deadline, and SIGTERM earlier by --grace.  A timer in the keeper,
+ *	  which no other work delays, sends both.  Half a margin after the
  *	  deadline, the kernel kills the keeper.
  * 2. The command dies if the keeper does: the kernel sends SIGKILL.  The rest
  *	  of the command's process group, and its other descendants, become

@@ -27,7 +27,7 @@
 
 #include "tables/shape.h"
 
-/* most records that standbys must acknowledge, if their answers take long */
+/* most requests to standbys before the ttls begin, if answers take long */
 #define MAX_QUORUM_WAITS	3
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
@@ -41,10 +41,10 @@
 /*
  * Begin the ttls of the loaded leases.  Returns false after "until".
  *
- * If standbys count for a lease, they must acknowledge a record written now,
- * because a server that was replaced must not honour its leases.  The ttls
- * begin before the record is written, because another server may replace this
- * server once standbys have the record.  If the answer takes more than a
+ * If standbys count for a lease, wait until they acknowledge a record that is
+ * written now.  A replaced server waits in vain for that and honours no lease.
+ * The ttls begin before the record is written, because this server may be
+ * replaced once standbys have the record.  If the answer takes more than a
  * quarter of the least ttl, ask again, so that leases keep most of their ttl.
  */
 static bool
@@ -107,7 +107,7 @@ tell_of_loader(const LOCKTAG *tag)
 			 errhint("See its wait_event in pg_stat_activity: if it is SyncRep, the synchronous standbys have to answer first.")));
 }
 
-/* Log a wait of take_lock(), unless a process logged one in SILENCE_MS. */
+/* Log a wait of take_lock(), at most once in SILENCE_MS for all processes. */
 static void
 log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots, maybe along with others.  Returns false after "until". */
+/* Load dlock_slots.  Others may, too.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {

@@ -33,8 +33,8 @@ static OwnersStatement current = {NULL, InvalidOid};
  * Raise 55000 if the current statement, as parsed, is on another table than
  * the table that dlock has opened.
  *
- * The owner of the schema can put another table in this table's place, by
- * renaming.  Its triggers and defaults would run as this table's owner.  So
+ * The owner of the schema can put another table in this table's place.  The
+ * other table's triggers and defaults would run as this table's owner.  So
  * compare the OID at each parse, before rewriting and planning can run code.
  */
 void

@@ -23,8 +23,8 @@
 
 /*
  * Vacuum the tables, so that they stay small between runs of autovacuum.  Calls
- * begin() before each table.  Returns the number of dead rows before the next
- * vacuum; it grows with a table, because an old snapshot may keep dead rows.
+ * begin() before each table.  Returns the number of dead rows that starts the
+ * next run.  A large table raises it, because an old snapshot may keep rows.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))

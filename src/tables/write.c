@@ -171,7 +171,7 @@ set_name(Table *table, int column, const char *text)
 	set(table, column, false, NameGetDatum(name));
 }
 
-/* Write the current info.  If it is newer than the image, it comes again. */
+/* Write the current info.  If newer than the image, it is marked again. */
 static void
 set_info(Table *table, int column, DlockRecord *record)
 {
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows of a copy, and of tickets that ended with their lease.  Compare
- * rows only, because a new record may have a row before its number is entered.
+ * Delete rows of a copy, and of tickets that ended with their lease.  The rows
+ * alone decide: a new record may have a row before its number is entered.
  */
 void
 dlock_rows_remove_dead(void)

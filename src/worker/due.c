@@ -23,7 +23,7 @@
 
 typedef struct Look
 {
-	DlockLease *lease;			/* referred to; hash key, must be first */
+	DlockLease *lease;			/* with a reference; hash key, must be first */
 	uint64		due;			/* monotonic microseconds */
 	int			class;			/* of its heartbeats (heartbeat.c) */
 	pairingheap_node node;

@@ -23,7 +23,7 @@
 
 typedef struct Grant
 {
-	DlockLeaseTicket *ticket;	/* referred to; hash key, must be first */
+	DlockLeaseTicket *ticket;	/* with a reference; hash key, must be first */
 	int			durability;		/* level; selects the heap */
 	XLogRecPtr	lsn;
 	pairingheap_node node;

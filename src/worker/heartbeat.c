@@ -46,7 +46,7 @@ dlock_heartbeat_add(const DlockLease *lease)
 	return class;
 }
 
-/* Uncount a lease that is gone, or whose ttl or durability has changed. */
+/* Stop counting a lease that is gone, or whose ttl or durability changed. */
 void
 dlock_heartbeat_remove(int class)
 {

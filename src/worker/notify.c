@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name whose watches take several transactions, and the channels so far */
+/* The name that takes several transactions, and channels notified so far */
 static struct
 {
 	DlockWatched *watched;
@@ -100,7 +100,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/* Skip a channel that has the message, unless a session listens since then. */
+/* Was the channel not yet notified, or may a session listen since then? */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -257,7 +257,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* before sessions wait for us; notify_of_tickets() flushes what follows */
+	/* flush while no session waits; notify_of_tickets() flushes the rest */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = notify_of_tickets(space);

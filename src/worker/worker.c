@@ -42,7 +42,7 @@
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
 #define LEAVE_MS		1000	/* a terminated worker writes this long, and
 								 * again if the journal got shorter */
-#define TWICE_MS		100		/* a second signal before is a duplicate */
+#define TWICE_MS		100		/* an earlier second signal is a duplicate */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
 #define STAY_LOOK_MS	10		/* ... between checks for them */
 #define LOOK_MS			2000	/* between checks that the extension exists */
@@ -50,7 +50,7 @@
 #define MISS_MS			10		/* between calls of is_missed() */
 #define STEP_US			5000	/* for one task, while others may be due */
 #define LAZY_MS			10		/* delay of a removal that is not awaited */
-#define SOON_MS			5000	/* the worker stays if a lease is due before */
+#define SOON_MS			5000	/* the worker stays if a lease is due sooner */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
 #define SURE_LOOKS		3		/* a refused command locks it briefly, too */
@@ -160,7 +160,7 @@ handle_terminate(SIGNAL_ARGS)
 
 /*
  * Load the tables unless they are loaded, and take over the journal.  Returns
- * true if not done.  If the extension is gone, journal_task finds out.
+ * true if not done yet.  If the extension is gone, journal_task finds out.
  */
 static bool
 begin_work(void)
