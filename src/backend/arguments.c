@@ -156,7 +156,7 @@ interval_length(const Interval *interval)
 }
 
 /*
- * A long timeout only warns, because programs use one to mean "no timeout".
+ * A long timeout only warns, because some programs mean "no timeout" by it.
  */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)

@@ -584,8 +584,8 @@ blocks_heavyweight(void)
  * enough, because a waiter of dlock in the cycle holds such a lock.  If a wait
  * in dlock closes a cycle, its own backend looks thoroughly.
  *
- * If another backend has found this one to be the victim ("told"), look in any
- * case: this backend may block others only by its place in a queue.
+ * If another backend has found that this backend is the victim ("told"), look
+ * in any case: this backend may block others only by its place in a queue.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)

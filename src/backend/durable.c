@@ -165,8 +165,8 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * Wait until a new record is durable.  If the wait fails, the caller withdraws
- * its request.  The lease keeps the durability, because others may need it.
+ * Wait until a request's record is durable.  If this fails, the caller undoes
+ * the request.  The lease keeps the durability: other callers may count on it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)

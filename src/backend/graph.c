@@ -544,7 +544,7 @@ take_place(DlockGraph *graph, int n, int l, int p)
 
 /*
  * Enter a lock's holders.  A holder also blocks all requests behind the first
- * one that it blocks, so the places in the queue need no vertex.
+ * request that it blocks, so the places in the queue need no vertex.
  *
  * If no ticket holds the lock, the worker must still remove the last holder's
  * row, and counts as the holder.  Exception: a first request for more permits

@@ -33,7 +33,7 @@ typedef struct DlockHeldName
 
 	/* tickets that are not DLOCK_HELD_LOST: */
 	uint32		live;			/* their number */
-	uint32		exclusive;		/* number of exclusive ones */
+	uint32		exclusive;		/* number of exclusive tickets */
 	int64		permits;		/* sum of their permits */
 } DlockHeldName;
 

@@ -10,7 +10,7 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* How long a try waits for the removal of a row, in microseconds */
+/* How long a request with timeout 0 waits for a row's removal, in us */
 #define HANDOVER_TIMEOUT	1000000
 
 void
@@ -67,7 +67,7 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 
 /*
  * Wait for the grant of a new ticket.  Without a grant, ends the ticket (I12)
- * and forgets *held.  A try function waits only for the removal of rows.
+ * and forgets *held.  A request with timeout 0 waits only for a row's removal.
  *
  * Returns DLOCK_LOST if the lease has adopted the ticket for another client
  * and the ticket has ended.  Then the caller must retry.

@@ -178,7 +178,7 @@ is_granted(Oid function)
 	return result;
 }
 
-/* Raise 42501 unless a reservation or a grant permits this. */
+/* Raise 42501 if the current user may not set the slots of this lock. */
 void
 dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 {

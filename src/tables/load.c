@@ -42,7 +42,7 @@
  * Begin the ttls of the loaded leases.  Returns false after "until".
  *
  * If standbys count for a lease, wait until they acknowledge a record that is
- * written now.  A replaced server waits in vain for that and honours no lease.
+ * written now.  A replaced server gets no answer, and so honours no lease.
  * The ttls begin before the record is written, because this server may be
  * replaced once standbys have the record.  If the answer takes more than a
  * quarter of the least ttl, ask again, so that leases keep most of their ttl.
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots.  Others may, too.  Returns false after "until". */
+/* Load dlock_slots.  Other processes may, too.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {

@@ -48,7 +48,7 @@
 #define LOOK_MS			2000	/* between checks that the extension exists */
 #define RETRY_START_MS	100		/* between attempts to start a sender */
 #define MISS_MS			10		/* between calls of is_missed() */
-#define STEP_US			5000	/* for one task, while others may be due */
+#define STEP_US			5000	/* for a task, while other tasks may be due */
 #define LAZY_MS			10		/* delay of a removal that is not awaited */
 #define SOON_MS			5000	/* the worker stays if a lease is due sooner */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
