@@ -5,7 +5,7 @@
  *
  * The worker writes changes in transactions that commit asynchronously, and
  * flushes the WAL only if several callers wait.  A caller waits for its change
- * to be in the WAL, flushes, and waits for standbys at its synchronous_commit.
+ * to be in the WAL, flushes, and waits for standbys (I19).
  *
  *-------------------------------------------------------------------------
  */

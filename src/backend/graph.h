@@ -75,7 +75,7 @@ typedef struct DlockGraphLock
 
 	/* blockers.c's */
 	int			first;			/* first waiting request; "count": none */
-	int			first_exclusive;	/* first waiting request, not shared */
+	int			first_exclusive;	/* first that waits and is not shared */
 	int			number;			/* DlockGraph.number of the latest count */
 	int			done[MAX_LOCKMODES];	/* by mode: counted from here on */
 	LOCKMASK	shared_modes;	/* 0, or modes of a root's only place ... */

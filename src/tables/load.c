@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots.  Other processes may, too.  Returns false after "until". */
+/* Load dlock_slots.  Several processes may.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
