@@ -149,7 +149,7 @@ note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
 	pg_atomic_write_u64(&ticket->granted_lsn, lsn);
 }
 
-/* After a commit or an error, note what has rows; unmark written records. */
+/* After a commit or an error, update has_row, and unmark written records. */
 static void
 unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 {
