@@ -1,9 +1,8 @@
-# The Go client passes clients/scenarios.md, with Go's race detector on, over
-# pgx 5 if that is installed, and else over pgx 4.  The sample of docs/go.md
-# works.
+# The Go client passes clients/scenarios.md with Go's race detector on, over
+# pgx 5, or over pgx 4 without pgx 5.  The sample of docs/go.md works.
 #
-# What would break it: the faults in the table; a data race; a lock over
-# database/sql whose error is not told apart.
+# What would break it: the faults in that page's table; a data race; an error
+# of a lock over database/sql that the client does not recognize.
 
 use strict;
 use warnings FATAL => 'all';
@@ -24,8 +23,8 @@ my ($go, $version) = find_go($dir);
 plan skip_all => 'Go, or pgx, is not installed' unless $version;
 diag("over pgx $version");
 
-# A wall clock that the test can set: Go does not ask the C library for the
-# time.  Timers ask for it where they may not wait, so a goroutine reads the file.
+# Patches time.Now() to add the offset in the file $DLOCK_WALL_CLOCK.  A
+# goroutine reads the file, because timers call Now() when they must not block.
 sub with_our_clock
 {
 	my ($root) = run_command([ $go, 'env', 'GOROOT' ]);
@@ -91,7 +90,7 @@ sub run_sample
 	is($out, join("\n", @expected), 'the sample prints what it says')
 	  or diag($err);
 	is($node->safe_psql('postgres', 'SELECT balance FROM account'),
-		'80', 'and has paid twice');
+		'80', 'the sample has paid twice');
 	return;
 }
 

@@ -1,8 +1,8 @@
 # The Java client, built with the JDK alone, passes clients/scenarios.md.
 # Programs with JDBC and a HikariCP pool work as docs/java.md advises.
 #
-# What would break it: see the table. test/clients/java shows each trap that
-# the page warns of.  The page's sample is run, too.
+# What would break it: see the table in clients/scenarios.md. test/clients/java
+# shows each trap that docs/java.md warns of.  The page's sample is run, too.
 
 use strict;
 use warnings FATAL => 'all';
@@ -42,7 +42,7 @@ foreach my $name (sort keys %module)
 		push @open, ($1 ? "/$2" : $2) unless $3;
 		splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
 	}
-	is("@open", '', "pom.xml of $name: each element ends");
+	is("@open", '', "pom.xml of $name: each element is closed");
 	like(
 		$pom,
 		qr{<artifactId>dlock-$name</artifactId>\s*<version>\Q$version\E\.0<},
@@ -80,8 +80,8 @@ is(slurp_file("$client/LICENSE"), slurp_file("$top/LICENSE"), 'its license');
 add_classes(\@java, "$client/tests/Run.java");
 push @pool, pop(@pool) . ':' . $java[-1] if @pool;
 
-# Debian has neither ShedLock nor Spring Integration: stubs replace what is
-# used.
+# Debian has neither ShedLock nor Spring Integration: stubs replace the classes
+# that are used.
 my @modules = @java;
 foreach my $name (grep { $module{$_} } sort keys %module)
 {
@@ -151,9 +151,9 @@ $node->safe_psql(
 	GRANT SELECT, UPDATE ON account TO app});
 run_sample('Transfer', @pool);
 is($node->safe_psql('postgres', 'SELECT balance FROM account'),
-	'80', 'and has paid twice');
+	'80', 'the sample has paid twice');
 
-# The rows that need many connections, or break them, run over a pool, too.
+# Scenarios that need many connections, or break them, also run over a pool.
 if (@stacks > 3)
 {
 	local $ENV{DLOCK_SCENARIOS} = $ENV{DLOCK_SCENARIOS} // join ' ', qw(

@@ -17,7 +17,7 @@ use Test::More;
 
 my $installed = $ENV{DLOCK_JAVASCRIPT};
 
-plan skip_all => 'npm, or what it was to install, is not there'
+plan skip_all => 'npm, or a package that npm should install, is missing'
   unless $installed;
 
 my $node = new_server('main', conf => "deadlock_timeout = '10ms'");
@@ -48,8 +48,8 @@ run_program('JavaScript', 'node', "$dir/run.mjs");
 
 my ($out, $err) = run_command(
 	[ 'node', "$installed/node_modules/typescript/bin/tsc", '-p', $dir ]);
-is($out, '', 'the types are true');
+is($out, '', 'the types are correct');
 ($out, $err) = run_command([ 'node', "$dir/using.mjs" ]);
-is($out, 'free true 0', 'await using: all of it is given back') or diag($err);
+is($out, 'free true 0', 'await using: the block releases all that it has') or diag($err);
 $node->stop;
 done_testing();

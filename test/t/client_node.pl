@@ -1,7 +1,7 @@
 # The JavaScript client, packed by npm and installed, passes
 # clients/scenarios.md.
 #
-# What would break it: see the table; a package that lacks a file.
+# What would break it: see that page's table; a package that lacks a file.
 #
 # For DLOCK_JAVASCRIPT see Dlock::JavaScript.
 
@@ -17,14 +17,14 @@ use Test::More;
 
 my $installed = $ENV{DLOCK_JAVASCRIPT};
 
-plan skip_all => 'npm, or what it was to install, is not there'
+plan skip_all => 'npm, or a package that npm should install, is missing'
   unless $installed;
 
 my $client = "$FindBin::RealBin/../../clients/node";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my @npm = ('npm', '--loglevel=error', "--cache=$dir/cache", '--offline');
 
-# only with the packed files, and without a network
+# installs only the packed files, without a network
 system_or_bail(@npm, 'pack', '--silent', "--pack-destination=$dir", $client);
 my ($package) = glob("$dir/*.tgz");
 

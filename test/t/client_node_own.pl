@@ -24,7 +24,7 @@ use Test::More;
 
 my $installed = $ENV{DLOCK_JAVASCRIPT};
 
-plan skip_all => 'npm, or what it was to install, is not there'
+plan skip_all => 'npm, or a package that npm should install, is missing'
   unless $installed;
 
 my $node = new_server('main', conf => "deadlock_timeout = '10ms'\n");

@@ -65,7 +65,7 @@ END
 	kill('TERM', $pid) if $pid;
 }
 
-# A client of the pooler; its databases have the names of the other modes
+# A client of the pooler.  A database named after a mode selects that mode.
 sub client
 {
 	my ($database) = @_;
@@ -73,10 +73,10 @@ sub client
 	return session($node, $database // 'postgres', "host=$dir port=$port");
 }
 
-# Have the pooler do something: a command of its own.
+# Run a command on the pooler's own console.
 sub pooler
 {
-	# the user that needs no password, if that user runs the pooler
+	# the user that needs no password if the same user runs the pooler
 	system_or_bail($node->installed_command('psql'), '-XAtq', '-d',
 		"host=$dir port=$port dbname=pgbouncer user=pgbouncer", '-c', $_[0]);
 	return;
@@ -86,8 +86,8 @@ my $admin = session($node);
 my $client = client();
 my %used;
 
-# Let a client run a statement in a session that has run none of these yet.
-# Meanwhile, transactions of other clients occupy the sessions that have.
+# Let a client run a statement in a server session that this sub has not used
+# yet.  Meanwhile, transactions of other clients occupy the used sessions.
 sub elsewhere
 {
 	my ($sql) = @_;
@@ -130,7 +130,7 @@ sub nothing_is_left
 		"$test: nothing is left");
 }
 
-# Is this the holder, and the only one?
+# Is this ticket the only holder?
 sub is_holder
 {
 	my ($ticket, $test) = @_;
@@ -154,23 +154,23 @@ sub is_holder
 	is_holder($ticket, 'ttl: held by no session');
 	is(elsewhere("SELECT dlock_renew($ticket)"), '1', 'ttl: renewed');
 	is(elsewhere("SELECT dlock_ttl_acquire('lock', '1h', owner => 'me')"),
-		$ticket, 'ttl: asked for again');
+		$ticket, 'ttl: a repeated request gets the same ticket');
 	is(elsewhere("SELECT dlock_check('lock', $ticket)"), 't', 'ttl: checked');
 	is( elsewhere(
 			"SELECT dlock_try_ttl_acquire('lock', '1h', owner => 'you') IS NULL"
 		),
 		't',
-		'ttl: nobody else gets it');
-	cmp_ok(scalar(keys %used), '==', 5, 'ttl: in five sessions');
+		'ttl: another owner does not get the lock');
+	cmp_ok(scalar(keys %used), '==', 5, 'ttl: the calls ran in five sessions');
 	end_sessions();
-	is_holder($ticket, 'ttl: held without any of them');
-	is(elsewhere("SELECT dlock_renew($ticket)"), '1', 'ttl: and renewed');
+	is_holder($ticket, 'ttl: held after these sessions have ended');
+	is(elsewhere("SELECT dlock_renew($ticket)"), '1', 'ttl: renewed in another session');
 	is(elsewhere("SELECT dlock_release_ticket($ticket)"),
 		't', 'ttl: released');
 	like(elsewhere("SELECT dlock_release_ticket($ticket)"),
-		qr/WARNING.*^f$/ms, 'ttl: once');
+		qr/WARNING.*^f$/ms, 'ttl: a second release warns');
 	is(elsewhere("SELECT dlock_renew($ticket) IS NULL"),
-		't', 'ttl: and not renewed any more');
+		't', 'ttl: not renewed after the release');
 	nothing_is_left('ttl');
 }
 
@@ -198,23 +198,23 @@ sub is_holder
 	  'a', 'b';
 
 	is(elsewhere("SELECT dlock_lease_acquire('a', $lease)"),
-		$tickets[0], 'lease: asked for again');
+		$tickets[0], 'lease: a repeated request gets the same ticket');
 	is(elsewhere("SELECT dlock_renew($lease)"), '2', 'lease: renewed');
-	cmp_ok(scalar(keys %used), '==', 5, 'lease: in five sessions');
+	cmp_ok(scalar(keys %used), '==', 5, 'lease: the calls ran in five sessions');
 	is(elsewhere("SELECT dlock_release_ticket($tickets[0])"),
 		't', 'lease: one lock released');
-	is_holder($tickets[1], 'lease: the other one held');
+	is_holder($tickets[1], 'lease: the other lock is held');
 	end_sessions();
 	is_holder($tickets[1], 'lease: held without any session');
 	is(elsewhere("SELECT dlock_lease_close($lease)"), '1', 'lease: closed');
 	is(elsewhere("SELECT dlock_renew($lease) IS NULL"),
-		't', 'lease: and gone for all');
+		't', 'lease: gone in each session');
 	nothing_is_left('lease');
 }
 
 #
-# A ticket enqueued through the pooler, announced to a session of its own, and
-# awaited by any session
+# A ticket is enqueued through the pooler.  A direct session gets the ticket's
+# announcement, and any session can wait for its grant.
 #
 {
 	my $listener = session($node);
@@ -244,12 +244,12 @@ sub is_holder
 		  . "WHERE pid = $backend AND wait_event_type = 'Lock'");
 	is(elsewhere("SELECT dlock_release_ticket($tickets[0])"),
 		't', 'enqueue: released');
-	is($waiter->answer, 't', 'enqueue: who waits for the next has it');
-	told($listener, 'enqueue: which is announced as well',
+	is($waiter->answer, 't', 'enqueue: the second ticket is granted');
+	told($listener, 'enqueue: the second grant is announced, too',
 		announcement('granted', 'lock', $tickets[1]));
 	$waiter->query('COMMIT');
 	$waiter->quit;
-	is_holder($tickets[1], 'enqueue: without the client who waited');
+	is_holder($tickets[1], 'enqueue: held after the waiting client has left');
 	is(elsewhere("SELECT dlock_release_ticket($tickets[1])"),
 		't', 'enqueue: released');
 	$listener->quit;
@@ -266,14 +266,14 @@ sub is_holder
 	is( elsewhere(
 			"SELECT dlock_guard('lock', $ticket); INSERT INTO data VALUES (1)"),
 		'',
-		'guard: by the fence');
+		'guard: a transaction is guarded by the fence');
 	is($admin->query('SELECT count(*) FROM data'), '1', 'guard: committed');
 	elsewhere("SELECT dlock_release_ticket($ticket)");
 	like(
 		elsewhere(
 			"SELECT dlock_guard('lock', $ticket); INSERT INTO data VALUES (2)"),
 		qr/55L01/,
-		'guard: not once it was released');
+		'guard: refused after the release');
 	is($admin->query('SELECT count(*) FROM data'), '1', 'guard: not committed');
 
 	is( elsewhere(
@@ -282,13 +282,13 @@ sub is_holder
 		"t\nt",
 		'transaction scope: held');
 	is($admin->query('SELECT count(*) FROM dlock_locks'),
-		'0', 'transaction scope: as long as the transaction');
+		'0', 'transaction scope: free after the transaction');
 	nothing_is_left('transactions');
 }
 
 #
-# Session mode: one session, which serves one client after the other, and is reset
-# in between.
+# Session mode: one server session serves one client after another.  The pooler
+# resets the session in between.
 #
 sub next_client
 {
@@ -316,36 +316,36 @@ sub next_client
 	my $next = next_client($first, 'DISCARD ALL');
 
 	is($next->query('SELECT count(*) FROM dlock_locks'),
-		'0', 'DISCARD ALL: and nothing is held or waited for');
+		'0', 'DISCARD ALL: no lock is held or waited for');
 	is($next->query('SELECT count(*) FROM pg_listening_channels()'),
-		'0', 'DISCARD ALL: nor listened to');
+		'0', 'DISCARD ALL: the session listens to no channel');
 	isnt($next->query('SELECT dlock_channel()'),
-		$channel, 'DISCARD ALL: the channel is another one');
+		$channel, 'DISCARD ALL: the next client has another channel');
 	is( $next->query(
 			"SELECT attached_pid IS NULL FROM dlock_leases WHERE lease = $lease"),
 		't',
-		'DISCARD ALL: the lease is on its own');
+		'DISCARD ALL: the lease is detached');
 	is($next->query("SELECT dlock_lease_close($lease)"),
-		'0', 'DISCARD ALL: and is there');
+		'0', 'DISCARD ALL: the lease is still open');
 
 	# the trap: a pooler that resets nothing
 	pooler(q{SET server_reset_query = ''});
 	my $fence = $next->query("SELECT dlock_acquire('lock')");
 	$next = next_client($next, 'no reset');
 	is($next->query("SELECT dlock_try_acquire('lock')"),
-		$fence, 'no reset: a stranger holds the lock');
+		$fence, 'no reset: the next client holds the lock');
 
 	# the advice for poolers that must not use DISCARD ALL
 	pooler(q{SET server_reset_query = 'SELECT dlock_release_all()'});
 	$lease = $next->query("SELECT dlock_lease_open('1h', attach => true)");
 	my $other = $next->query("SELECT dlock_enqueue('other')");
 
-	# so that the server sends nothing after this client has gone
+	# Read the announcement now, so that it does not arrive after this client.
 	told($next, 'dlock_release_all: a grant is announced',
 		announcement('granted', 'other', $other));
 	$next = next_client($next, 'dlock_release_all');
 	is($next->query('SELECT count(*) FROM dlock_locks'),
-		'0', 'dlock_release_all: nothing is held or waited for');
+		'0', 'dlock_release_all: no lock is held or waited for');
 	is( $next->query(
 			'SELECT attached_pid = pg_backend_pid(), '
 			  . '(SELECT count(*) FROM pg_listening_channels()) '
@@ -367,22 +367,22 @@ sub next_client
 		qr/WARNING:  25P01: dlock_xact_acquire\(\) .*^\d+$/ms,
 		'statement mode: acquired for a transaction, with a warning');
 	is($client->query('SELECT count(*) FROM dlock_locks'),
-		'0', 'statement mode: and free again at once');
+		'0', 'statement mode: free after the statement');
 	$client->query("SELECT dlock_acquire('lock')");
 	$client->quit;
 	$client = client('statement');
 	is($client->query("SELECT dlock_is_held('lock')"),
-		't', 'statement mode: what a session holds is a stranger\'s');
+		't', 'statement mode: the next client holds the session\'s lock');
 	$client->query('SELECT dlock_release_all()');
 
 	$ticket = $client->query("SELECT dlock_ttl_acquire('lock', '1h')");
 	is($client->query("SELECT dlock_renew($ticket)"),
-		'1', 'statement mode: a lease is good');
+		'1', 'statement mode: a lease can be renewed');
 	is( $client->query(
 			"WITH guard AS MATERIALIZED (SELECT dlock_guard('lock', $ticket)) "
 			  . 'INSERT INTO data SELECT 3 FROM guard RETURNING n'),
 		'3',
-		'statement mode: so is a guard in the statement that writes');
+		'statement mode: a guard works in the statement that writes');
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', 'statement mode: released');
 	like(
@@ -390,9 +390,9 @@ sub next_client
 			"WITH guard AS MATERIALIZED (SELECT dlock_guard('lock', $ticket)) "
 			  . 'INSERT INTO data SELECT 4 FROM guard'),
 		qr/55L01/,
-		'statement mode: and refuses what comes too late');
+		'statement mode: the guard refuses a late write');
 	like($client->query('BEGIN'), qr/not allowed/,
-		'statement mode: no transaction');
+		'statement mode: BEGIN is refused');
 	$client->may_end;
 }
 

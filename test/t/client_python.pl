@@ -1,8 +1,8 @@
 # The Python client, built as a wheel and installed, passes
 # clients/scenarios.md.
 #
-# What would break it: see the table; a package that lacks a file; wrong types,
-# which mypy finds if it is installed.
+# What would break it: see that page's table; a package that lacks a file;
+# wrong types, which mypy finds if it is installed.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,7 +33,7 @@ SKIP:
 	local $ENV{MYPYPATH} = $client;
 	my ($out) =
 	  run_command([ @mypy, "$client/dlock", "$client/tests/typed.py" ]);
-	is($?, 0, 'types, and each mistake is one') or diag($out);
+	is($?, 0, 'mypy accepts the types, and reports each mistake') or diag($out);
 }
 
 install_packages($python, $client);

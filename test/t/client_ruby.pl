@@ -1,9 +1,9 @@
 # The Ruby gem, built and installed, passes clients/scenarios.md, and has
 # with_advisory_lock for ActiveRecord.  The sample of docs/ruby.md works.
 #
-# What would break it: the faults in the table; an answer from the query cache;
-# a lock that stays in a failed transaction or in the pool; a gem that lacks a
-# file.
+# What would break it: the faults in that page's table; an answer from the
+# query cache; a lock that stays in a failed transaction or in the pool; a gem
+# that lacks a file.
 
 use strict;
 use warnings FATAL => 'all';
@@ -22,7 +22,7 @@ plan skip_all => 'ruby-pg is not installed'
 my $client = "$FindBin::RealBin/../../clients/ruby";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# with the packed files only, and without a network
+# installs only the packed files, without a network
 $ENV{HOME} = $dir;
 system_or_bail('sh', '-c',
 	"cd '$client' && gem build -q -o '$dir/dlock.gem' dlock.gemspec");
@@ -45,8 +45,8 @@ SKIP: {
 run_scenarios('ruby', 'ruby', '-W1', "-I$lib", "$client/tests/scenarios.rb");
 done_testing();
 
-# What the table does not have, and the sample of the page, which prints what
-# its comments say
+# The client's own tests, and the sample of docs/ruby.md, which prints what its
+# comments say
 sub run_own
 {
 	my ($sample) = slurp_file("$FindBin::RealBin/../../docs/ruby.md") =~
@@ -64,6 +64,6 @@ sub run_own
 	is($out, join("\n", @expected), 'the sample prints what it says')
 	  or diag($err);
 	is($node->safe_psql('postgres', 'SELECT balance FROM account'),
-		'90', 'and has paid');
+		'90', 'the sample has paid');
 	return;
 }

@@ -4,9 +4,9 @@
 # in "public" with a filter.  They still change the application's tables while
 # locks are held.
 #
-# What would break it: a tool that takes a relation of the extension for the
+# What would break it: a tool that mistakes a relation of the extension for the
 # application's.  The test also shows the changes that a tool wants without the
-# advice.  If these disappear, the advice is no longer needed.
+# advice.  If these changes disappear, the advice is no longer needed.
 #
 # The programs are in test/clients/schema_tools.  Tools that are not installed
 # are left out.
@@ -26,12 +26,12 @@ my $tools = "$FindBin::RealBin/../clients/schema_tools";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my $node = new_server('main');
 
-# The tools find the server by this.
+# The tools find the server by these variables.
 $ENV{PGHOST} = $node->host;
 $ENV{PGPORT} = $node->port;
 $ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
 
-# run_tool(@command): its exit status, and all that it has printed
+# run_tool(@command): returns the command's exit status and output
 sub run_tool
 {
 	my ($out, $err);
@@ -86,11 +86,11 @@ sub left_alone
 }
 
 #
-# Alembic: the changes that it wants
+# Alembic: the changes that it proposes
 #
 SKIP:
 {
-	# the first in the path may not be the packages' one
+	# The first Python in the path may not have the packages.
 	my ($python) = grep { works($_, '-c', 'import alembic, psycopg2') }
 	  'python3', '/usr/bin/python3';
 
@@ -178,7 +178,7 @@ SKIP:
 
 	mkdir $work or die "$work: $!";
 	symlink "$installed/node_modules", "$work/node_modules" or die $!;
-	# their imports are searched for in their directory
+	# Node.js searches for imports in the importing file's directory.
 	foreach my $file ('drizzle.config.ts', 'schema.ts')
 	{
 		copy("$tools/$file", $work) or die "$file: $!";
@@ -186,7 +186,7 @@ SKIP:
 
 	foreach my $case (
 		[ 'in_public', '{}', '' ],
-		# a sequence is not a table, and sequences have no filter
+		# The tool's filter covers tables only, not sequences.
 		[ 'in_public', '{"tablesFilter":["!dlock_*"]}', '' ],
 		[ 'on_its_own', '{"schemaFilter":["public","dlock"]}', '' ],
 		[ 'on_its_own', '{"schemaFilter":["public"]}', 'yes' ])
@@ -204,7 +204,7 @@ SKIP:
 			is($status, 0, "$test: works") or diag($out);
 			unlike($out, qr/"dlock/, "$test: dlock is not seen");
 			is($node->safe_psql($dbname, "SELECT 'public.note'::regclass"),
-				'note', "$test: what is the application's is done");
+				'note', "$test: the application's own change is made");
 		}
 		else
 		{

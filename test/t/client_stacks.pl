@@ -28,8 +28,8 @@ $node->safe_psql('postgres',
 	q{SELECT dlock_reserve('reserved/', current_user::regrole)});
 name_server($node, $node->safe_psql('postgres', 'SELECT current_user'));
 
-# sample($language, $before): the sample on the language's page that is marked
-# to be run here, written into a file, with $before in front of it
+# sample($language, $before): writes $before and a sample into a file.  The
+# sample is the one on the language's page that is marked to be run here.
 sub sample
 {
 	my ($language, $before) = @_;

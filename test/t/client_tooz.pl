@@ -4,8 +4,8 @@
 # What would break it: a lock that is held by two coordinators, or by two lock
 # objects of one coordinator; a release of another coordinator's lock; a member
 # that is listed after it has left, or is missing; an election with two
-# winners, or with none.  One more fault, not tested by tooz: the server is
-# down at the release, the holder forgets the lock, and the heartbeat keeps it.
+# winners, or with none.  Tooz does not test one more fault: the server is down
+# at the release, the holder forgets the lock, and the heartbeat keeps it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,7 +33,7 @@ $node->safe_psql('postgres',
 install_packages($python, "$clients/python", "$clients/tooz");
 delete @ENV{ grep { /^PG(?!_)/ } keys %ENV };
 
-# The tests of tooz by name, each with its result; and the output
+# Runs the tests of tooz.  Returns a hash from name to result, and the output.
 sub test
 {
 	my ($url) = @_;
@@ -49,14 +49,14 @@ my ($result, $said) = test("dlock://app\@127.0.0.1:$port/postgres");
 my ($of_another) = test('file://' . PostgreSQL::Test::Utils::tempdir());
 my ($count) = $said =~ /^Ran (\d+) tests/m;
 
-cmp_ok(keys %$result, '==', $count, 'how each of them ended is known');
-cmp_ok($count, '>', 70, 'they are all that tooz has');
-# later versions run it only for the drivers that they name
+cmp_ok(keys %$result, '==', $count, 'each test of tooz has a result');
+cmp_ok($count, '>', 70, 'no test of tooz is missing');
+# Later versions of tooz run this test only for drivers that they name.
 delete $result->{test_watch_join_group_disappear}
   if ($result->{test_watch_join_group_disappear} // '') eq 'skipped';
 foreach my $name (sort keys %$result)
 {
-	# for instance, one for another version of Python
+	# The Python version can break a test with tooz's own drivers, too.
 	if ($result->{$name} eq 'ERROR' && $of_another->{$name} eq 'ERROR')
 	{
 		note "$name: an error with the driver for files, too";
@@ -98,9 +98,9 @@ END_OF_PROGRAM
 	]);
 
 is($out, "held: True\nreleased: True False",
-	'a release while the server is away can be made again')
+	'a release that failed while the server was down can be repeated')
   or diag($err);
 is( $node->safe_psql(
 		'postgres', "SELECT count(*) FROM dlock_locks('tooz/lock/volume')"),
-	'0', 'and nothing is left');
+	'0', 'no lock is left');
 done_testing();

@@ -3,8 +3,8 @@
 # holder, also across a restart of the server.  release and close end locks and
 # leases, with only the role's privileges.
 #
-# What would break it: a call without the schema of dlock; a missing column, or
-# a name that breaks the format; a watch that hangs on a dead connection, or
+# What would break it: a call that omits dlock's schema; a missing column, or a
+# name that breaks the format; a watch that hangs on a dead connection, or
 # reports the same change twice; an exit code that hides a failure.
 
 use strict;
@@ -63,7 +63,7 @@ my $table = shown('ls', 'ls');
 
 like($table, qr/^ +name .*\n[-+]+\n \Q$odd\E +\| holds +\|.*\| first +\|.*\n \Q$odd\E +\| waits 1 .*\n b +\| holds /,
 	'a table, in the order of the queue');
-unlike(shown('ls NAME', 'ls', 'b'), qr/first/, 'of one lock');
+unlike(shown('ls NAME', 'ls', 'b'), qr/first/, 'ls NAME shows one lock');
 my $rows = decode_json(shown('as JSON', 'ls', '--json'));
 
 is(join(',', map { $_->{ticket} } @$rows),
@@ -78,7 +78,7 @@ like(shown('as CSV', 'ls', '--csv', $odd),
 like(shown('blockers', 'blockers'),
 	qr/^ +1 \| +$client->{pid} \|.*\| first /m, 'the root');
 is(decode_json(shown('as JSON', 'blockers', '--json'))->[0]{blocked}, 1, 'JSON');
-like(shown('stats', 'stats'), qr/^waiting +\| 1$/m, 'a line for each');
+like(shown('stats', 'stats'), qr/^waiting +\| 1$/m, 'a line for each counter');
 is(decode_json(shown('as JSON', 'stats', '--json'))->[0]{held}, 2, 'JSON');
 
 foreach my $what ('ls', 'stats --json', 'top --once', "watch '$odd'")
@@ -87,13 +87,13 @@ foreach my $what ('ls', 'stats --json', 'top --once', "watch '$odd'")
 		  . "' $what >/dev/full; echo code \$?" ]);
 
 	is("$err; $out", 'dlock: error: could not write to standard output: '
-		  . 'No space left on device; code 1', "$what: what is not written is told");
+		  . 'No space left on device; code 1', "$what: a failed write is reported");
 }
 
 my $top = shown('top', 'top', '--once');
 
 like($top, qr/^dlock: 2 held, 1 waiting, .*blocked.*first.*\Q$odd\E/s, 'summary, blockers, locks');
-unlike(shown('top of some', 'top', '--filter=second'), qr/^ b /m, 'filtered');
+unlike(shown('top of some', 'top', '--filter=second'), qr/^ b /m, 'the filter hides other locks');
 
 #
 # watch, over a restart
@@ -112,33 +112,33 @@ sub watched
 
 watched(qr/"free","lock":"w"/, 'free at first');
 watched(qr/"held".*"ticket":$held,/, 'held at first');
-poll('the other one watches, too', sub { $lines->out =~ /free/ });
+poll('the second watch has begun, too', sub { $lines->out =~ /free/ });
 my $one = $client->query(q{SELECT dlock_lease_acquire('w', } . "$lease, info => 'me')");
 
-watched(qr/"held","lock":"w","ticket":$one,.*"me"/, 'then held');
+watched(qr/"held","lock":"w","ticket":$one,.*"me"/, 'held after an acquire');
 poll('lines', sub { $lines->out =~ /held/ });
 like($lines->out, qr/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  w  free\n\S+ \S+  w  held $one exclusive lease me\n$/,
-	'a line for each');
+	'a line for each change');
 
-# The connection is lost.  "w" is watched first, and has no news.
+# The connection is lost.  The holder of "w", the first name, does not change.
 $client->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
 	  . "WHERE backend_type = 'client backend' AND pid NOT IN ($client->{pid}, $waiter->{pid})");
 $client->query(qq{SELECT dlock_release('$odd')});
 watched(qr/"held","lock":"a .*"second"/, 'the connection is lost: the next holder is told');
 my @told = $watch->out =~ /"ticket":$one,/g;
 
-is(scalar @told, 1, 'and what is as before is not');
+is(scalar @told, 1, 'an unchanged holder is not reported again');
 $_->quit foreach $client, $waiter;
 $node->restart;
 $client = session($node);
 $client->query('SET search_path = "x y"');
 watched(qr/"free","lock":"a /, 'the server is restarted: what a session held is free');
 $client->query("SELECT dlock_lease_close($lease)");
-watched(qr/"lock":"w".*"free","lock":"w"/s, 'and it goes on');
+watched(qr/"lock":"w".*"free","lock":"w"/s, 'watch goes on after the restart');
 foreach my $it ($watch, $lines)
 {
 	$it->signal('TERM');
-	is($it->exit_code, 143, 'until a signal comes');
+	is($it->exit_code, 143, 'a signal ends watch');
 }
 
 # Names and info do not break lines or the screen.  Then the extension is dropped.
@@ -152,25 +152,25 @@ foreach my $it ($watch, $lines)
 
 	$holder->query("SELECT dlock_acquire('$evil', info => E'a\tb')");
 	$watch = Dlock::Command->new($node->connstr('watched'), 'watch', $evil);
-	poll('it is told', sub { $watch->out =~ /\n/ });
+	poll('watch reports the holder', sub { $watch->out =~ /\n/ });
 	like($watch->out, qr/^\S+ \S+  x\?\?\[31m  held \d+ exclusive session a\?b\n$/,
 		'control characters are not printed');
 	$holder->quit;
 	$node->safe_psql('watched', 'DROP EXTENSION dlock; CREATE EXTENSION dlock');
 	$holder = session($node, 'watched');
 	$held = $holder->query("SELECT dlock_acquire('$evil')");
-	poll('it watches the new one', sub { $watch->out =~ /held $held/ });
-	pass('the extension is created again: watch asks again');
+	poll('watch reports the new holder', sub { $watch->out =~ /held $held/ });
+	pass('watch goes on when the extension is created again');
 	$holder->quit;
 	$node->safe_psql($_, 'DROP EXTENSION dlock') foreach 'template1', 'watched';
-	is($watch->exit_code, 1, 'it is dropped: watch ends');
+	is($watch->exit_code, 1, 'watch ends when the extension is dropped');
 	like($watch->err, qr/(warning: extension "dlock" was dropped\n.*){2}error: .*is not installed/s,
-		'and says why');
+		'watch says why it ends');
 }
 
 # A request that the server refuses for lack of memory is retried.
 {
-	# more than a session may take before it is counted
+	# so many names that their memory is charged to the role
 	my @many = map { sprintf '%0200d', $_ } 1 .. 40;
 
 	$client->query('ALTER ROLE alice SET dlock.max_memory_per_role = 1');
@@ -193,12 +193,12 @@ foreach my $it ($watch, $lines)
 			END \$\$});
 	}
 	$watch = Dlock::Command->new($node->connstr('postgres') . ' user=alice', 'watch', @many);
-	poll('there is no memory', sub { $watch->err =~ /out of memory/ });
+	poll('watch reports that memory is exhausted', sub { $watch->err =~ /out of memory/ });
 	$full->query('SELECT dlock_release_all()');
-	poll('until there is', sub { $watch->out =~ /$many[-1]  free/ });
-	pass('a watch that was refused comes later');
+	poll('watch succeeds when memory is free', sub { $watch->out =~ /$many[-1]  free/ });
+	pass('a refused watch is retried');
 	$watch->signal('TERM');
-	is($watch->exit_code, 143, 'and goes');
+	is($watch->exit_code, 143, 'a signal ends it');
 	$full->quit;
 }
 
@@ -214,12 +214,12 @@ my $alice = $node->connstr('postgres') . ' user=alice';
 refused(qr/there is no ticket $held/, $node, 'release', $held);
 refused(qr/permission denied|must have|privileges/, $alice, 'release', $single);
 refused(qr/permission denied/, $alice, 'release', '--force', $single);
-is(shown('release', 'release', $single), '', 'not a word');
+is(shown('release', 'release', $single), '', 'release prints nothing');
 refused(qr/there is no ticket $single/, $node, 'release', $single);
-is(shown('by force', 'release', '--force', $held), '', 'a session\'s ticket');
-is(shown('close', 'close', $leases[0]), "2\n", 'how many tickets');
+is(shown('by force', 'release', '--force', $held), '', 'release --force ends a session\'s ticket');
+is(shown('close', 'close', $leases[0]), "2\n", 'close prints the number of tickets');
 refused(qr/there is no lease $leases[0]/, $node, 'close', $leases[0]);
-is(shown('by force', 'close', '-f', $leases[1]), "0\n", 'a lease without any');
+is(shown('by force', 'close', '-f', $leases[1]), "0\n", 'a lease without tickets is closed');
 refused(qr/there is no lease $leases[1]/, $node, 'close', '-f', $leases[1]);
 refused(qr/too few arguments: LEASE/, $node, 'close');
 refused(qr/invalid input syntax for type bigint: "x"/, $node, 'release', 'x');

@@ -8,7 +8,7 @@
 # counted from an answer; a search for processes only by process group or
 # parent; a keeper that dies or hangs unnoticed.
 #
-# The next holder records its start by the same clock.
+# The next holder records its start by the same clock as the command.
 
 use strict;
 use warnings FATAL => 'all';
@@ -28,7 +28,7 @@ use Test::More;
 
 my $node = new_server('main', allows_streaming => 1,
 	conf => "listen_addresses = '127.0.0.1'\n");
-my $ttl = ample(4);	# a twentieth of it is the margin of a busy machine
+my $ttl = ample(4);	# a twentieth of it allows for a busy machine
 my $round = 0;
 
 #
@@ -88,7 +88,7 @@ sub signal_server
 	return;
 }
 
-# start($conninfo, @options): starts a holder; returns it and its worker
+# start($conninfo, @options): starts a holder, and returns it and its worker
 sub start
 {
 	my ($where, @options) = @_;
@@ -100,7 +100,7 @@ sub start
 	return ($holder, $worker);
 }
 
-# The next holder starts after the previous one's last sign of life.
+# Check that the next holder starts after the last sign of life of this one.
 sub next_is_later
 {
 	my ($worker, $test) = @_;
@@ -109,7 +109,7 @@ sub next_is_later
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
 	is($code, 0, "$test: the next one has the lock");
-	cmp_ok($worker->last, '<', $out || 0, "$test: the one before is dead by then");
+	cmp_ok($worker->last, '<', $out || 0, "$test: the previous command is dead by then");
 	is($worker->runs, 0, "$test: with all that it has started");
 	return;
 }
@@ -136,10 +136,10 @@ sub keeper_of
 
 	signal_server('STOP');
 	is($holder->exit_code, 124, 'the server stops: the lock is lost');
-	is($worker->runs, 0, 'and the command dead while it is');
+	is($worker->runs, 0, 'the command is dead while the server is stopped');
 	signal_server('CONT');
 	next_is_later($worker, 'the server stops');
-	like($holder->err, qr/error: lost lock "lost1"/, 'which is told');
+	like($holder->err, qr/error: lost lock "lost1"/, 'the loss is reported');
 }
 
 #
@@ -175,12 +175,12 @@ foreach my $how ('STOP', 'KILL')
 		$node->safe_psql('postgres',
 			"SELECT pg_terminate_backend(pid) FROM ($backends) AS b");
 		$node->poll_query_until('postgres', "SELECT ($renewed) > '$last'")
-		  or die 'it is not renewed';
+		  or die 'the lease is not renewed';
 	}
 	is($worker->runs, 3, 'the connection is cut three times: the command goes on');
 	$node->safe_psql('postgres', "SELECT dlock_force_release($ticket)");
 	is($holder->exit_code, 124, 'released by force: the lock is lost');
-	is($worker->runs, 0, 'and the command dead');
+	is($worker->runs, 0, 'the command is dead');
 }
 
 #
@@ -195,7 +195,7 @@ foreach my $how ('STOP', 'KILL')
 	$worker->started;
 	$node->safe_psql('postgres', "SELECT pg_terminate_backend(pid) FROM ($pid) AS p");
 	is($holder->exit_code, 124, 'a session ends: the lock is lost');
-	is($worker->runs, 0, 'and the command dead');
+	is($worker->runs, 0, 'the command is dead');
 }
 
 #
@@ -208,7 +208,7 @@ foreach my $how ('STOP', 'KILL')
 	signal_server('STOP');
 	all_gone($worker);
 	signal_server('CONT');
-	next_is_later($worker, 'the front is stopped, and the server');
+	next_is_later($worker, 'the front and the server are stopped');
 	continue_process($holder->{pid});
 	is($holder->exit_code, 124, 'the lock is lost');
 }
@@ -229,7 +229,7 @@ foreach my $how ('STOP', 'KILL')
 	poll('the command is dead', sub { process_state($command) =~ /^(Z|$)/ });
 	continue_process($holder->{pid});
 	is($holder->exit_code, 124, 'both are stopped: the lock is lost');
-	is($worker->runs, 0, 'the command is dead, and the rest when the front goes on');
+	is($worker->runs, 0, 'the other processes are dead when the front has gone on');
 }
 
 #
@@ -259,10 +259,10 @@ foreach my $how ('STOP', 'KILL')
 		'-c', "trap 'echo cleaned up >$dir/grace; exit 0' TERM; echo up >$dir/up; "
 		  . 'while :; do sleep 0.01; done');
 
-	poll('it is up', sub { -s "$dir/up" });
+	poll('the command is up', sub { -s "$dir/up" });
 	signal_server('STOP');
 	is($holder->exit_code, 124, 'the command ends by itself: the lock is lost');
-	is(slurp_file("$dir/grace"), "cleaned up\n", 'it was told before');
+	is(slurp_file("$dir/grace"), "cleaned up\n", 'the command got SIGTERM before');
 	signal_server('CONT');
 }
 
@@ -294,11 +294,11 @@ foreach my $how ('STOP', 'KILL')
 				  . q{query ~ '^SELECT public.dlock_renew'}) eq 't';
 		});
 	is($worker->runs, 3, 'failover: the job runs on');
-	is($standby->safe_psql('postgres', $held), '1', 'with its lock');
+	is($standby->safe_psql('postgres', $held), '1', 'the job still has its lock');
 	$holder->signal('KILL');
-	is($holder->exit_code, 137, 'until it is killed');
-	poll('and the lock is free', sub { $standby->safe_psql('postgres', $held) eq '0' });
-	is($worker->runs, 0, 'which is after the command is dead');
+	is($holder->exit_code, 137, 'dlock is killed after the failover');
+	poll('the lock becomes free', sub { $standby->safe_psql('postgres', $held) eq '0' });
+	is($worker->runs, 0, 'the command was dead before the lock was free');
 }
 
 done_testing();

@@ -1,6 +1,6 @@
 # dlock run does what its --help says.  It waits for its turn, runs the command
 # with the lock, releases the lock, and exits with the command's exit code.
-# The command inherits the same state as from dlock's caller.
+# The command inherits the same state as if dlock's caller had started it.
 #
 # What would break it: exit codes that cannot be told apart; a lock that stays
 # behind, or is gone while the command runs; a descriptor, a signal mask or an
@@ -51,7 +51,7 @@ like(code_is(127, 'no such command', 'run', 'a', './nothing'),
 	qr/^dlock: error: could not run "\.\/nothing": No such file/, 'says so');
 like(code_is(126, 'not a program', 'run', 'a', '/'),
 	qr/^dlock: error: could not run "\/": Permission denied/, 'says so');
-nothing_left('and no lock is left');
+nothing_left('no lock is left');
 
 foreach my $case (
 	[ qr/no lock name specified/, 'run' ],
@@ -90,7 +90,7 @@ foreach my $case (
 	my ($code, $out, $err) = dlock("host=$dir no=option", 'run', '--patience=200ms', 'a', 'true');
 
 	is($code, 125, 'a malformed connection string');
-	like($err, qr/^dlock: error: invalid connection option "no"$/, 'is not tried again');
+	like($err, qr/^dlock: error: invalid connection option "no"$/, 'is not retried');
 }
 $node->safe_psql('postgres', 'CREATE ROLE bob LOGIN; '
 	  . 'REVOKE EXECUTE ON FUNCTION dlock_renew, dlock_release_ticket FROM PUBLIC');
@@ -100,7 +100,7 @@ $node->safe_psql('postgres', 'CREATE ROLE bob LOGIN; '
 
 	is($code, 125, 'the lease cannot be renewed');
 	like($err, qr/error: permission denied for function dlock_renew\n.*warning: could not release/,
-		'says so, and does not try it again');
+		'says so, and does not retry');
 	ok(!-e "$dir/ran", 'the command does not run');
 	$client->query('SELECT dlock_reset()');
 	$node->safe_psql('postgres',
@@ -109,7 +109,7 @@ $node->safe_psql('postgres', 'CREATE ROLE bob LOGIN; '
 like(code_is(125, '--at-least above dlock.max_ttl', 'run', '--at-least=3d', 'a', 'touch', "$dir/ran"),
 	qr/^dlock: error: --at-least is longer than dlock.max_ttl$/, 'says why');
 ok(!-e "$dir/ran", 'the command does not run');
-nothing_left('and no lock is left');
+nothing_left('no lock is left');
 
 #
 # The state that the command inherits
@@ -122,12 +122,12 @@ nothing_left('and no lock is left');
 
 	is($name, 'a b', 'name');
 	like($fence, qr/^\d+$/, 'fence');
-	is($lease, $fence, 'the lease is the ticket');
-	is($ticket, '', 'and no ticket besides');
+	is($lease, $fence, 'DLOCK_LEASE is the ticket');
+	is($ticket, '', 'DLOCK_TICKET is not set');
 	like($out, qr/\na b\|$fence\|lease\|me\n$/, 'the lock is held while the command runs');
 	($out) = code_is(0, 'of a session', 'run', '--session', 'a', 'sh', '-c',
 		'echo "$DLOCK_NAME,$DLOCK_LEASE,$((DLOCK_TICKET - DLOCK_FENCE))"');
-	is($out, "a,,0\n", 'has a ticket');
+	is($out, "a,,0\n", 'DLOCK_TICKET is set');
 }
 {
 	my @probe = ($^X, '-e', 'use POSIX; opendir D, "/proc/self/fd"; '
@@ -157,7 +157,7 @@ nothing_left('and no lock is left');
 
 		is(system($^X, '-MPOSIX', '-e', "$code; exec $dlock, \@ARGV", 'sh', '-c', 'exit 7') >> 8,
 			7, "the exit code $how");
-		nothing_left('and no lock is left');
+		nothing_left('no lock is left');
 	}
 	ok(!$node->log_contains('invalid (frontend )?message'),
 		'no message goes into the connection');
@@ -174,7 +174,7 @@ is((code_is(0, 'a name in no encoding of the database', 'run', 'a', "\xfc"))[0],
 
 	IPC::Run::run([ 'dlock', '-d', $node->connstr('postgres'), 'run', 'a', 'cat' ],
 		'<', \"in\n", '>', \$out, '2>', \$err);
-	is("$out$err", "in\n", 'its input is that of dlock, and the output its own');
+	is("$out$err", "in\n", 'the command reads dlock\'s input and writes its output');
 }
 
 #
@@ -185,28 +185,28 @@ my $held = $client->query(q{SELECT dlock_acquire('busy')});
 foreach my $session ([], ['--session'])
 {
 	is(code_is(1, "busy @$session", 'run', @$session, '-n', 'busy', 'true'),
-		'', 'and not a word');
+		'', 'a busy lock is not reported');
 	code_is(75, "another code @$session", 'run', @$session, '-n', '-E', '75',
 		'busy', 'true');
 	code_is(1, "not in time @$session", 'run', @$session, '-w', '50ms', 'busy',
 		'true');
 }
 like(code_is(1, 'with -v', 'run', '-nv', 'busy', 'true'),
-	qr/^dlock: lock "busy" is busy$/, 'it is told');
+	qr/^dlock: lock "busy" is busy$/, 'a busy lock is reported');
 is($client->query(q{SELECT count(*) FROM dlock_locks WHERE NOT granted}),
-	'0', 'nobody waits any more');
+	'0', 'no ticket waits any more');
 
 my @turns;
 foreach my $n (1 .. 3)
 {
-	# the second one is the session's
+	# the second run has session scope
 	push @turns, Dlock::Command->new($node, 'run', $n == 2 ? '--session' : '--ttl=1h',
 		'busy', 'sh', '-c', "echo $n >>$dir/turns");
 	$client->wait_for(
 		"SELECT count(*) = $n FROM dlock_locks WHERE NOT granted");
 }
-# the first keeps its place although its connection is cut; the second loses its
-# place and is last; the third has been told that it has one
+# All connections are cut.  The first and the third keep their places, because
+# they have tickets of leases.  The second loses its place and is last.
 $client->wait_for(q{SELECT count(*) = 2 FROM pg_stat_activity }
 	  . q{WHERE state = 'active' AND query ~ '^SELECT public.dlock_wait'});
 my $pids = q{SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT public.dlock_'};
@@ -214,8 +214,8 @@ $client->query("SELECT pg_terminate_backend(pid) FROM ($pids) AS p");
 $client->wait_for('SELECT array_agg(scope ORDER BY position) = '
 	  . q{'{lease,lease,session}' FROM dlock_locks WHERE NOT granted});
 $client->query(q{SELECT dlock_release('busy')});
-is($_->exit_code, 0, 'has had its turn') foreach @turns;
-is(slurp_file("$dir/turns"), "1\n3\n2\n", 'in their order');
+is($_->exit_code, 0, 'each run has had its turn') foreach @turns;
+is(slurp_file("$dir/turns"), "1\n3\n2\n", 'the turns are in order');
 nothing_left('no lock is left');
 
 # A waiter that gets a signal to end leaves the queue.
@@ -228,7 +228,7 @@ foreach my $signal ('INT', 'TERM')
 	$waiter->signal($signal);
 	is($waiter->exit_code, $signal eq 'INT' ? 130 : 143, "SIG$signal ends a wait");
 	is($client->query('SELECT count(*) FROM dlock_locks WHERE NOT granted'),
-		'0', 'and it has left the queue');
+		'0', 'the waiter has left the queue');
 }
 $client->query(q{SELECT dlock_release_all()});
 
@@ -243,7 +243,7 @@ $client->query(q{SELECT dlock_release_all()});
 
 	$client->wait_for('SELECT count(*) = 3 FROM dlock_locks WHERE granted');
 	code_is(0, 'two share', 'run', '-sn', 'm', 'true');
-	code_is(1, 'and a third does not', 'run', '-n', 'm', 'true');
+	code_is(1, 'an exclusive request does not', 'run', '-n', 'm', 'true');
 	code_is(1, 'three slots are taken', 'run', '-n', '--slots=3', 'n', 'true');
 	like(code_is(125, 'another number of slots', 'run', '-n', '--slots=2', 'n', 'true'),
 		qr/dlock: error: .*slots/, 'says why');
@@ -252,28 +252,28 @@ $client->query(q{SELECT dlock_release_all()});
 	nothing_left('no lock is left');
 }
 
-# A signal to all its processes, as systemd sends it
+# SIGTERM to all processes of dlock run, as systemd sends it
 {
 	my $all = Dlock::Command->new($node, 'run', '--ttl=1h', 'all', 'sh', '-c',
 		"trap 'exit 3' TERM; touch $dir/trapped; while :; do sleep 0.01; done");
 
-	poll('it runs', sub { -e "$dir/trapped" });
+	poll('the command runs', sub { -e "$dir/trapped" });
 	my ($keeper) = children($all->{pid});
 
 	kill('TERM', $keeper, children($keeper), $all->{pid});
 	is($all->exit_code, 3, 'SIGTERM for all: the command ends by itself');
-	nothing_left('and no lock is left');
+	nothing_left('no lock is left');
 }
 
 # An owner that returns gets its lease.
 my $mine = $client->query(
 	q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me', info => 'before')});
-is((code_is(0, 'the owner comes', 'run', '--owner=me', '-n', 'own', 'sh', '-c',
-		'echo $DLOCK_LEASE'))[0], "$mine\n", 'and goes on with its lease');
+is((code_is(0, 'the owner returns', 'run', '--owner=me', '-n', 'own', 'sh', '-c',
+		'echo $DLOCK_LEASE'))[0], "$mine\n", 'the owner gets its lease');
 $mine = $client->query(q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me')});
-is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'psql',
+is((code_is(0, 'the owner requests another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'psql',
 		'-XAtd', $node->connstr('postgres'), '-c', 'SELECT ttl FROM dlock_leases'))[0],
-	"00:00:20\n", 'and the lease has it from then on');
+	"00:00:20\n", 'the lease has the new ttl');
 
 #
 # One of five machines runs the job, even if the others try after it is done.
@@ -285,8 +285,8 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 	} 1 .. 5;
 	my @codes = sort map { $_->exit_code } @cron;
 
-	is("@codes", '0 1 1 1 1', 'five of them start, and one runs');
-	code_is(1, 'one comes later', 'run', '-n', 'nightly', 'sh', '-c',
+	is("@codes", '0 1 1 1 1', 'five runs start, and one gets the lock');
+	code_is(1, 'a later run does not get the lock', 'run', '-n', 'nightly', 'sh', '-c',
 		"echo late >>$dir/nightly");
 	like(slurp_file("$dir/nightly"), qr/^\d\n$/, 'the job has run once');
 	is($client->query('SELECT remaining > \'50 min\' FROM dlock_locks'),
@@ -310,12 +310,12 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 
 	like(slurp_file("$dir/lead"), qr/^($first\n)+$/, 'one leads');
 	$leads->signal('TERM');
-	is($leads->exit_code, 143, 'until a signal comes');
+	is($leads->exit_code, 143, 'a signal ends the leader');
 	like($leads->err, qr/warning: "sh" has ended with exit code 3/, 'warns');
-	unlike($leads->err, qr/lost/, 'and keeps its lock');
+	unlike($leads->err, qr/lost/, 'the leader did not lose its lock');
 	poll('the next one leads', sub { slurp_file("$dir/lead") =~ /\n[^$first]\n/ });
 	$follows->signal('INT');
-	is($follows->exit_code, 130, 'and so does the next one');
+	is($follows->exit_code, 130, 'a signal ends the next leader');
 	unlike(slurp_file("$dir/lead"), qr/[^$first]\n$first/, 'not both');
 	nothing_left('no lock is left');
 }
@@ -336,17 +336,17 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 		exec 'dlock', '-d', $node->connstr('postgres'), 'run', '--every=1ms', 'mute',
 		  'sh', '-c', "echo >>'$turns'; exit 3";
 	}
-	eval { poll('it goes on', sub { -e $turns && -s $turns > 3 }) };
+	eval { poll('the leader goes on', sub { -e $turns && -s $turns > 3 }) };
 	cmp_ok(-s $turns, '>', 3, 'a full pipe does not hold up the leader');
 	kill('TERM', $pid);
 	close $reader;
 	waitpid($pid, 0);
-	is($? >> 8, 143, 'it ends');
+	is($? >> 8, 143, 'the leader ends');
 	nothing_left('no lock is left');
 }
 
 #
-# dlock in another schema, connection options wherever they can be given
+# dlock in another schema, with connection options before and after "run"
 #
 $node->safe_psql('bare', 'CREATE SCHEMA "A b"; CREATE EXTENSION dlock SCHEMA "A b"');
 {
@@ -354,9 +354,9 @@ $node->safe_psql('bare', 'CREATE SCHEMA "A b"; CREATE EXTENSION dlock SCHEMA "A 
 	local $ENV{PGPORT} = 1;
 	my $port = $node->port;
 
-	is(system("dlock -p $port run -d bare a true"), 0, 'before and behind');
+	is(system("dlock -p $port run -d bare a true"), 0, 'options before and after "run"');
 	is(system("dlock -d nowhere run --dbname=bare --port $port a true"), 0,
-		'the last one counts');
+		'the last option counts');
 }
 program_help_ok('dlock');
 program_version_ok('dlock');
@@ -365,7 +365,7 @@ program_options_handling_ok('dlock');
 	my ($out, $err) = run_command([ 'dlock', 'run', '-?' ]);
 
 	like($out, qr/Usage:\n  dlock run .*124 if the lock was lost/s, 'help');
-	is($err, '', 'on the standard output');
+	is($err, '', 'the help is on standard output');
 }
 
 done_testing();

@@ -82,7 +82,7 @@ $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
 type("typed\n");
 shows(qr/typed/, 'the command reads from the terminal');
 type("\cD");
-shows(qr/code 0/, 'and the shell has it again');
+shows(qr/code 0/, 'the shell has the terminal again');
 
 type("dlock run a sh -c 'trap \"echo caught; exit 3\" INT; echo up; while :; do sleep 0.01; done'; echo code \$?\n");
 shows(qr/up/);
@@ -98,8 +98,8 @@ foreach my $line ($loop, "bash -c '$loop'")
 	type("echo code \$?\n");
 	eval { poll('code', sub { $shell->pump_nb; $out =~ /code \d|after/ }) };
 	unlike($out, qr/after/, 'Ctrl-C ends a loop, as it does without dlock');
-	shows(qr/code 130/, 'by its signal');
-	is(locks(), '0', 'and the lock is free');
+	shows(qr/code 130/, 'the signal ends the loop');
+	is(locks(), '0', 'the lock is free');
 }
 
 # Stopped for longer than the ttl
@@ -115,11 +115,11 @@ shows(qr/dlock run/);
 type("again\n");
 shows(qr/again/, 'fg lets it go on, with the terminal');
 type("\cZ");
-shows(qr/Stopped/, 'it is stopped once more');
+shows(qr/Stopped/, 'the job is stopped again');
 type("fg; echo code \$?\n");
 shows(qr/dlock run/);
 type("\cD");
-shows(qr/code 0/, 'and ends well');
+shows(qr/code 0/, 'the command succeeds');
 
 type("dlock run a sleep 1000\n");
 $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
@@ -128,22 +128,22 @@ shows(qr/Stopped/);
 type("bg; jobs\n");
 shows(qr/Running/, 'bg lets it go on without the terminal');
 type("kill %1; wait %1; echo code \$?\n");
-shows(qr/code 143/, 'where a signal ends it');
-is(locks(), '0', 'and the lock is free');
+shows(qr/code 143/, 'a signal ends the command');
+is(locks(), '0', 'the lock is free');
 
-# At first not in the foreground: behind a pipe, and in the background
+# Commands that start outside the foreground: behind a pipe, in the background
 type("dlock run a sh -c 'echo up >&2; read line; echo got \$line' | cat\n");
 shows(qr/up/);
 type("line\n");
-shows(qr/got line/, 'beside a pipe, it gets the terminal when it reads');
+shows(qr/got line/, 'behind a pipe, the command gets the terminal when it reads');
 type("dlock run a sh -c 'echo up; read line; echo got \$line' &\n");
 shows(qr/up/);
 type("jobs\n") , $shell->pump_nb;
-poll('it is stopped', sub { type("jobs\n"); $shell->pump_nb; $out =~ /Stopped/ });
+poll('the job is stopped', sub { type("jobs\n"); $shell->pump_nb; $out =~ /Stopped/ });
 type("fg\n");
 shows(qr/dlock run/);
 type("line\n");
-shows(qr/got line/, 'in the background, it is stopped when it reads, and goes on by fg');
+shows(qr/got line/, 'a background command that reads is stopped, and fg continues it');
 
 # Ctrl-Z while dlock waits: the command does not start before fg.
 $client->query(q{SELECT dlock_acquire('a')});
@@ -155,13 +155,13 @@ $client->query(q{SELECT dlock_release('a')});
 $client->wait_for($renewed);
 ok(!-e "$dir/ran", 'the command does not run while the job is stopped');
 type("fg; echo code \$?\n");
-shows(qr/code 0/, 'but by fg');
-ok(-e "$dir/ran", 'it has run');
+shows(qr/code 0/, 'fg lets the command start');
+ok(-e "$dir/ran", 'the command has run');
 
 # dlock top
 $client->query(q{SELECT dlock_acquire('seen'), dlock_acquire('other')});
 type("dlock top --interval=100ms --filter=ee; echo code \$?\n");
-shows(qr/seen/, 'top shows the lock that is asked for');
+shows(qr/seen/, 'top shows the requested lock');
 SKIP:
 {
 	my ($path) = run_command([ 'which', 'dlock' ]);
@@ -181,7 +181,7 @@ SKIP:
 
 	$client->query("SELECT dlock_acquire('$wide')");
 	type("LC_ALL=C.UTF-8 dlock top --interval=1h --filter=\xc3\xa9; echo code \$?\n");
-	shows(qr/$wide | code \d/, 'a name of many bytes shows');
+	shows(qr/$wide | code \d/, 'a name with wide characters is shown');
 	type('q');
 	shows(qr/code 0/);
 	$client->query("SELECT dlock_release('$wide')");
@@ -197,7 +197,7 @@ my $first = $client->query("SELECT query_start $asked");
 $client->query('SELECT count(*) FROM generate_series(1, 100000)') foreach 1 .. 5;
 is($client->query("SELECT query_start $asked"), $first, 'pauses');
 type("\cC");
-shows(qr/code \d/, 'and ends by Ctrl-C');
+shows(qr/code \d/, 'Ctrl-C ends top');
 type("\cC\cDexit\n") if $shell->pumpable;
 $shell->kill_kill;
 

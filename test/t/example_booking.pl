@@ -51,9 +51,9 @@ $bob->says(qr/^booked/);
 $alice->type('yes');
 $alice->says(qr/7A has changed/);
 $alice->says(qr/7A is taken by bob/);
-$bob->ends(0, 'the faster one has the seat');
-$alice->ends(1, 'the slower one has none');
-is($admin->query($seats), '7A bob, 7B free', 'the seat is the faster one\'s');
+$bob->ends(0, 'the faster user has the seat');
+$alice->ends(1, 'the slower user has none');
+is($admin->query($seats), '7A bob, 7B free', 'the seat is booked once');
 
 # A change that frees the seat is shown, too.
 $alice = booking('alice', '7B', 'alice');
@@ -69,7 +69,7 @@ $alice->says(qr/7B is taken by by hand/);
 $alice->ends(1, 'a change by a program without versions is seen');
 is($admin->query($seats), '7A bob, 7B by hand', 'it is not overwritten');
 
-# A process that hangs or dies delays no other.
+# A process that hangs or dies delays no other process.
 $admin->query('UPDATE seat SET passenger = NULL');
 $alice = booking('alice', '7A', 'alice');
 $bob = booking('bob', '7A', 'bob');
@@ -81,12 +81,12 @@ my $carol = booking('carol', '7A', 'carol');
 
 $carol->says(qr/7A is free/);
 $carol->type('yes');
-$carol->ends(0, 'a third one books');
+$carol->ends(0, 'a third user books');
 $alice->signal('CONT');
 $alice->type('yes');
 $alice->says(qr/7A is taken by carol/);
-$alice->ends(1, 'the paused one is late');
-is($admin->query($seats), '7A carol, 7B free', 'the third one has the seat');
+$alice->ends(1, 'the paused user is late');
+is($admin->query($seats), '7A carol, 7B free', 'the third user has the seat');
 
 $alice = booking('alice', '7B', 'alice');
 $alice->says(qr/7B is free/);

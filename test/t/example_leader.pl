@@ -23,8 +23,8 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
   unless $python;
 
 my $node = example_server();
-# ttls: of the leader to be killed, and of the one to be paused, which must
-# keep its lease until then
+# The ttls of the leader to be killed, and of the leader to be paused, whose
+# lease must not expire before the pause
 my $killed = ample(4);
 my $paused = ample(10);
 my $long = 600;
@@ -74,7 +74,7 @@ $one->signal('STOP');
 
 my $second = leads($two);
 
-grows('when the leader is paused, the next one leads, with a greater fence',
+grows('when the leader is paused, the next instance leads, with a greater fence',
 	$first, $second);
 $admin->wait_for(
 	"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $inserting "
@@ -92,14 +92,14 @@ $one->says(qr/leads no more/);
 $admin->wait_for(
 	q{SELECT count(*) = 1 FROM dlock_locks('reading') WHERE NOT granted});
 is($admin->query($written), $before, 'the late leader writes nothing');
-pass('the late leader stands again');
+pass('the late leader campaigns again');
 
 # A killed leader is replaced.
 $two->vanish;
 
 my $third = leads($one);
 
-grows('when the leader is killed, the next one leads', $second, $third);
+grows('when the leader is killed, the next instance leads', $second, $third);
 $one->says(qr/wrote/);
 
 # A deposed leader campaigns again.
@@ -122,10 +122,10 @@ $three->ends(0, 'the leader ends when it is told to');
 
 my $fifth = leads($one);
 
-grows('the next one leads at once', $third, $fourth, $fifth);
+grows('the next instance leads at once', $third, $fourth, $fifth);
 $one->says(qr/wrote/);
 $one->signal('TERM');
-$one->ends(0, 'the last one ends');
+$one->ends(0, 'the last leader ends');
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'no lock is left');
 is( $admin->query(
 		'SELECT count(*) FROM (SELECT fence, max(fence) OVER (ORDER BY id) AS '

@@ -1,8 +1,8 @@
 # examples/limited.mjs: all instances together never have more calls open than
 # the lock has slots, while the number changes and an instance dies.
 #
-# What would break it: a call without a permit; a number that counts for one
-# instance only, or only after a restart; a call that continues after its
+# What would break it: a call without a permit; a number of slots that only one
+# instance obeys, or that needs a restart; a call that continues after its
 # permit is lost; permits that a killed instance keeps.
 
 use strict;
@@ -19,7 +19,7 @@ use IO::Socket::INET;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-plan skip_all => 'npm, or what it was to install, is not there'
+plan skip_all => 'npm, or a package that npm should install, is missing'
   unless $ENV{DLOCK_JAVASCRIPT};
 
 # ----------------------------------------------------------------------------
@@ -30,8 +30,8 @@ my $listener = IO::Socket::INET->new(
 	LocalAddr => '127.0.0.1', Listen => 100, Proto => 'tcp')
   or die "listen: $@";
 my $select = IO::Select->new($listener);
-my %calls;        # path => socket, of calls that are open
-my %finished;     # path => how often
+my %calls;        # path => socket, for open calls
+my %finished;     # path => number of answers
 my $most = 0;
 
 sub look
@@ -117,7 +117,7 @@ my $one = limited('one', $short, 1000);
 my $two = limited('two', $long, 30);
 
 settled(5, 11, 'two instances have five calls open together');
-is($most, 5, 'and never had more');
+is($most, 5, 'there were never more than five calls');
 
 $admin->query(q{SELECT dlock_set_slots('api', 2)});
 foreach my $open (4, 3, 2)
@@ -132,7 +132,7 @@ is($most, 5, 'there were never more than five');
 $most = 0;
 $admin->query(q{SELECT dlock_set_slots('api', 7)});
 settled(7, 9, 'with seven slots, waiting calls begin at once');
-is($most, 7, 'and no more than seven');
+is($most, 7, 'there were never more than seven calls');
 
 # If a permit is revoked by force, another call gets it at once.  The permit's
 # call is aborted when its instance learns of the loss, and is made again.
@@ -156,7 +156,7 @@ poll('the calls of the killed instance are gone',
 settled(7, 1, 'when an instance is killed, the other one gets its permits');
 is($most, 7, 'there were never more than seven');
 
-# NULL: the program's own number
+# With NULL, the program's own number of slots counts again.
 $admin->query(q{SELECT dlock_set_slots('api', NULL)});
 $most = 0;
 poll(

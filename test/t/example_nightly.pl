@@ -23,8 +23,8 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
   unless $python;
 
 my $node = example_server();
-# ttls: of the instance to be killed, and of the one to be paused, which must
-# keep its lease until then
+# The ttls of the instance to be killed, and of the instance to be paused,
+# whose lease must not expire before the pause
 my $killed = ample(4);
 my $paused = ample(10);
 my $long = 600;
@@ -67,24 +67,24 @@ is($admin->query('SELECT max(account) FROM interest'), '2', 'one works');
 $first->vanish;
 $second->says(qr/working/);
 $admin->wait_for($blocked);
-pass('when one is killed, the next one goes on');
+pass('when an instance is killed, the next instance goes on');
 
 $second->signal('STOP');
 $third->says(qr/working/);
 $admin->wait_for($blocked);
 $blocker->query('COMMIT');
 $third->says(qr/done/);
-$third->ends(0, 'when one is paused, the next one finishes');
+$third->ends(0, 'when an instance is paused, the next instance finishes');
 
 my $all = q{SELECT string_agg(account || ':' || cents, ' ' ORDER BY account)
 	FROM interest WHERE night = '2026-06-01'};
 my $expected = '1:10 2:20 3:30 4:40 5:50 6:60';
 
-is($admin->query($all), $expected, 'each account once');
+is($admin->query($all), $expected, 'each account got its interest once');
 $second->signal('CONT');
-$second->ends(1, 'the paused one has lost');
+$second->ends(1, 'the paused instance has lost');
 like($second->err, qr/another instance goes on/, 'it says so');
-is($admin->query($all), $expected, 'the paused one writes nothing');
+is($admin->query($all), $expected, 'the paused instance writes nothing');
 
 unlike(nightly('the fourth', $long, @night)->ends(0, 'a late machine'),
 	qr/account/, 'it finds nothing to do');

@@ -25,8 +25,8 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
 
 my $node = example_server();
 my $admin = session($node);
-# ttls: of the holder to be killed, and of the one to be paused, which must
-# keep its lease until then
+# The ttls of the holder to be killed, and of the holder to be paused, whose
+# lease must not expire before the pause
 my $killed = ample(4);
 my $paused = ample(10);
 my $long = 600;
@@ -65,8 +65,8 @@ $first->says(qr/^claimed/);
 $first->type('one');
 $first->says(qr/^stored one/);
 
-# The first holder's next request.  It passes the holder's own check, and is
-# paused.
+# The first holder's next write passes the holder's own check, and is paused
+# before it is sent.
 my $etag = $http->get($url)->{headers}{etag};
 my $late = $http->get($url)->{content} =~ s/"one"/"one", "late"/r;
 
@@ -120,7 +120,7 @@ my $fourth = store('the fourth', $long, 'append', $url);
 
 $fourth->ends(1, 'a holder with a smaller fence is refused');
 like($fourth->err, qr/has fence 9007199254740991/, 'it says so');
-is(lines(), 'one, two, three', 'it writes nothing, either');
+is(lines(), 'one, two, three', 'the holder with the smaller fence writes nothing');
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'no lock is left');
 
 $server->vanish;

@@ -51,10 +51,10 @@ is($admin->query('SELECT max(waiting) FROM dlock_leases'),
 is( $admin->query(
 		q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' }
 		  . q{AND application_name = 'dlock'}),
-	'2', 'one connection has the tickets, and one the lease');
+	'2', 'the tickets and the lease have one connection each');
 is( $admin->query(
 		q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'}),
-	'4', 'the heartbeat has one, and the work');
+	'4', 'the heartbeat and the work have one connection each');
 
 # The locks of nine in ten jobs are free.
 $holder->query(q{SELECT count(dlock_release('job/' || n))
@@ -71,7 +71,7 @@ is($admin->query('SELECT count(*) FROM dlock_leases'), '2', 'two leases');
 $first->vanish;
 $holder->query('SELECT dlock_release_all()');
 $second->says(qr/^done 500/);
-$second->ends(0, 'when one is killed, the next one does the rest');
+$second->ends(0, 'when an instance is killed, the next instance does the rest');
 is( $admin->query('SELECT min(runs), max(runs), count(*) FROM job'),
 	'1|1|5000', 'each job was done once');
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'no lock is left');
@@ -87,11 +87,11 @@ foreach my $program (@both)
 	my ($count) = $program->says(qr/^done/) =~ /(\d+)/;
 
 	$done += $count;
-	$program->ends(0, 'one of two');
+	$program->ends(0, 'one of two instances ends');
 }
-is($done, 500, 'two share the jobs');
+is($done, 500, 'two instances share the jobs');
 is($admin->query('SELECT min(runs), max(runs) FROM job'), '1|1',
-	'each was done once again');
+	'each job was done once again');
 
 $_->quit foreach $admin, $holder;
 $node->stop;

@@ -2,14 +2,14 @@
 # So no write of a stale holder becomes visible after its successor was granted
 # the lock.
 #
-# What would break it: no pin, or one that is removed before the commit is
-# visible, so that a forced release hands the lock over while the commit waits
-# for a standby; an unpin that does not hand over, or a way out of a commit
-# without an unpin, so that the lock stays closed; a pin for a transaction that
-# has no guard.
+# What would break it: a missing pin, or a pin that is removed before the
+# commit is visible, so that a forced release hands the lock over while the
+# commit waits for a standby; an unpin that does not hand over, or a commit
+# that ends without an unpin, so that the lock stays closed; a pin for a
+# transaction that has no guard.
 #
-# The commits in question wait for a synchronous standby that does not exist;
-# no other commit does.
+# The tested commits wait for a synchronous standby that does not exist.  Other
+# commits do not wait.
 
 use strict;
 use warnings FATAL => 'all';
@@ -20,8 +20,8 @@ use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
-# Without WAL senders, no commit would wait.  A waiter must not get its lock by
-# accident, when it looks for deadlocks.
+# Without WAL senders, no commit would wait for a standby.  A waiter must not
+# get its lock only because it wakes up to look for deadlocks.
 my $node = new_server('main',
 	conf => "synchronous_commit = local\n"
 	  . "wal_level = replica\nmax_wal_senders = 1\n"
@@ -43,7 +43,7 @@ sub queue
 	return;
 }
 
-# A holder, by the given statement, and the next in line
+# Let the holder acquire the lock by this statement, and the next session wait.
 sub lock_and_queue
 {
 	my ($acquire) = @_;
@@ -77,7 +77,7 @@ sub end_by_force
 	return $admin->query("SELECT dlock_force_release($fence)");
 }
 
-# The rows of dlock_locks, a line each
+# The rows of dlock_locks, with a line for each row
 sub locks
 {
 	my $locks = $admin->query(
@@ -127,7 +127,7 @@ sub pinned_and_lost
 	is(locks(), "holder|t|t\nnext|f|f", "$test: pinned");
 	is(end_by_force(), 't', "$test: released by force");
 	is(locks(), "holder|f|t\nnext|f|f", "$test: but still pinned");
-	is(end_by_force(), 't', "$test: once more");
+	is(end_by_force(), 't', "$test: released by force again");
 	ok(!$next->answered, "$test: the next still waits");
 	is( $admin->query(
 			"SELECT dlock_check('lock', $fence), dlock_fence('lock') IS NULL"),
@@ -136,7 +136,7 @@ sub pinned_and_lost
 	is( $admin->query(
 			q{SELECT dlock_try_acquire('lock', '10ms') IS NULL}),
 		't',
-		"$test: nobody else gets it either");
+		"$test: no other session gets it, either");
 	is(journal(), '', "$test: the write is not visible yet");
 	return;
 }
@@ -147,7 +147,7 @@ sub successor_sees_it
 
 	is($next->answer, "t\nholder",
 		"$test: the next has the lock and sees the write");
-	is(locks(), 'next|t|f', "$test: and nothing is pinned");
+	is(locks(), 'next|t|f', "$test: nothing is pinned");
 	return;
 }
 
@@ -167,7 +167,7 @@ sub others_are_canceled
 		$admin->wait_for("SELECT wait_event = 'PgSleep' "
 			  . "FROM pg_stat_activity WHERE pid = $session->{pid}");
 		$admin->query("SELECT dlock_force_release($ticket)");
-		like($session->answer, qr/57014/, "$test: another is canceled");
+		like($session->answer, qr/57014/, "$test: another transaction is canceled");
 		$session->query('ROLLBACK');
 	}
 	$session->quit;
@@ -175,7 +175,7 @@ sub others_are_canceled
 	return;
 }
 
-# The ways on for such a commit.  Each sub must end its wait.
+# The ways in which such a commit can go on.  Each sub must end its wait.
 my @ways = (
 	'standby not needed any more' => sub {
 		commits_hang($node, 0);
@@ -184,14 +184,14 @@ my @ways = (
 	'cancel' => sub {
 		$admin->query("SELECT pg_cancel_backend($holder->{pid})");
 		like($holder->answer, qr/canceling wait for synchronous replication/,
-			'the commit is over, but for the standby');
+			'the commit is over, without the standby');
 	},
 	'terminate' => sub {
 		$admin->query("SELECT pg_terminate_backend($holder->{pid})");
 	},
 	'client gone, standby not needed any more' => sub {
 		$holder->vanish;
-		is(locks(), "holder|f|t\nnext|f|f", 'client gone: nobody knows');
+		is(locks(), "holder|f|t\nnext|f|f", 'client gone: still pinned');
 		commits_hang($node, 0);
 	},
 	'stopped, standby not needed any more, continued' => sub {
@@ -221,9 +221,9 @@ while (my ($way, $go_on) = splice(@ways, 0, 2))
 	finish($way);
 }
 
-# A procedure that commits is in the middle of a statement, which a lost guard
-# cancels, but not after its pins.  Other transactions that lose their locks
-# are canceled after that.
+# A procedure commits in the middle of its CALL.  The loss of a guarded lock
+# cancels a statement, but not once the commit has pinned the lock.  Other
+# transactions that lose their locks are still canceled then.
 {
 	$admin->query('CREATE PROCEDURE guarded(fence bigint) LANGUAGE plpgsql AS $$
 		BEGIN
@@ -238,14 +238,14 @@ while (my ($way, $go_on) = splice(@ways, 0, 2))
 	poll('the procedure commits', sub { hangs($node, $holder) });
 	pinned_and_lost('in a procedure');
 	others_are_canceled('in a procedure');
-	ok(hangs($node, $holder), 'in a procedure: the commit waits still');
+	ok(hangs($node, $holder), 'in a procedure: the commit still waits');
 	commits_hang($node, 0);
 	is($holder->answer, '', 'in a procedure: the commit is over');
 	successor_sees_it('in a procedure');
 	finish('in a procedure');
 }
 
-# The holder learns of it at its release.
+# The holder learns of the loss at its release.
 commits_hang($node, 1);
 lock_and_queue();
 hang_commit($guard->());
@@ -256,10 +256,10 @@ like(
 	$holder->query("SELECT dlock_release('lock')"),
 	qr/WARNING:  55L01: lock "lock" was lost.*^f$/ms,
 	'the holder hears of the loss');
-is($next->answer, "t\nholder", 'and the next has it');
+is($next->answer, "t\nholder", 'the next session has the lock');
 finish('told');
 
-# Not lost: the lock stays with the session, or goes with the transaction.
+# A lock that is not lost stays with the session, or ends with the transaction.
 lock_and_queue();
 hang_commit($guard->());
 commits_hang($node, 0);
@@ -286,8 +286,8 @@ commits_hang($node, 0);
 successor_sees_it('release at commit');
 finish('release at commit');
 
-# A lease's lock is pinned like any other.  Its row stays as long; later ends
-# are written.
+# A lease's lock is pinned like any other.  The ticket's row stays as long as
+# the pin, while the worker writes the ends of later tickets.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
 hang_commit($guard->());
@@ -295,7 +295,7 @@ is(end_by_force(), 't', 'of a lease: released by force');
 is( $admin->query(
 		"SELECT dlock_release_ticket(dlock_ttl_acquire('behind', '1h'))"),
 	't',
-	'of a lease: the worker has come by');
+	'of a lease: the worker has written');
 $admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE name = 'behind'");
 is($admin->query("SELECT count(*) FROM dlock_queue WHERE ticket = $fence"),
 	'1', 'of a lease: its row is there');
@@ -306,8 +306,8 @@ is($holder->answer, '', 'of a lease: the commit is over');
 successor_sees_it('of a lease');
 finish('of a lease');
 
-# Nor does a row say that the next is granted, because the removal of the first
-# row makes it so.
+# While the pin lasts, no row says that the next ticket is granted: the removal
+# of the holder's row grants it.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
 $admin->query("SELECT pg_cancel_backend($next->{pid})");
@@ -319,7 +319,7 @@ $admin->wait_for("SELECT count(*) = 2 FROM dlock_locks('lock')");
 is( $admin->query(
 		"SELECT dlock_release_ticket(dlock_ttl_acquire('behind', '1h'))"),
 	't',
-	'of a lease, and a lease: the worker has come by');
+	'of a lease, and a lease: the worker has written');
 is($admin->query("SELECT count(*) FROM dlock_queue WHERE name = 'lock'"),
 	'1', 'of a lease, and a lease: one row');
 commits_hang($node, 0);
@@ -329,7 +329,7 @@ $admin->query(
 	"SELECT dlock_force_release(ticket) FROM dlock_locks('lock')");
 finish('of a lease, and a lease');
 
-# One of several holders is pinned: the others can leave.
+# If one of several holders is pinned, the others can leave.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_acquire('lock', shared => true)");
 my $reader = session($node);
@@ -342,7 +342,7 @@ is(end_by_force(), 't', 'shared: released by force');
 $reader->quit;
 $admin->wait_for(
 	"SELECT count(*) = 0 FROM dlock_locks WHERE pid = $reader->{pid}");
-is(locks(), "holder|f|t\nnext|f|f", 'shared: the other is gone, this one pinned');
+is(locks(), "holder|f|t\nnext|f|f", 'shared: the other holder is gone, and this one is pinned');
 commits_hang($node, 0);
 successor_sees_it('shared');
 finish('shared');
@@ -378,7 +378,7 @@ foreach my $test (sort keys %unguarded)
 	is(locks(), "holder|t|f\nnext|f|f", "$test: not pinned");
 	is(end_by_force(), 't', "$test: released by force");
 	is($next->answer, 't', "$test: the next has the lock and sees nothing");
-	is(locks(), 'next|t|f', "$test: nobody else has");
+	is(locks(), 'next|t|f', "$test: the next is the only holder");
 	$next->query("INSERT INTO journal VALUES ('successor')");
 	is(journal(), 'successor', "$test: what the successor wrote is visible");
 	commits_hang($node, 0);
@@ -413,19 +413,19 @@ foreach my $test ('guard', 'check')
 DETAIL:  It is held with the newer fence $newer\.
 HINT:  \S/m,
 			'the stale commit fails');
-		is(journal(), 'successor', 'the stale write never was');
+		is(journal(), 'successor', 'the stale write was discarded');
 	}
 	else
 	{
 		is($holder->answer, '', 'the unguarded commit does not fail');
-		is(journal(), 'holder successor', 'and the stale write came later');
+		is(journal(), 'holder successor', 'the stale write came later');
 	}
 	finish("stopped after a $test");
 }
 
 #
-# A commit that fails after its locks were pinned, because NOTIFY's lock is not
-# available.  Locks that were lost are handed over nevertheless.
+# A commit fails after it has pinned its locks, because it cannot get NOTIFY's
+# lock.  Locks that were lost are handed over nevertheless.
 #
 my %failures = (
 	'cancel' => sub {
@@ -453,7 +453,7 @@ foreach my $test (sort keys %failures)
 	pinned_and_lost("$test in the commit");
 	$failures{$test}->();
 	is($next->answer, 't', "$test in the commit: the next has the lock");
-	is(locks(), 'next|t|f', "$test in the commit: and nothing is pinned");
+	is(locks(), 'next|t|f', "$test in the commit: nothing is pinned");
 	is(journal(), '', "$test in the commit: nothing was written");
 	finish("$test in the commit");
 }
@@ -479,17 +479,17 @@ foreach my $test (sort keys %failures)
 	finish('of a lease, terminated');
 }
 
-# A commit that has pinned is not canceled for later losses.
+# A commit that has pinned its lock is not canceled when other locks are lost.
 lock_and_queue();
 $holder->query('BEGIN; ' . $guard->()
 	  . "; INSERT INTO journal VALUES ('holder'); NOTIFY mine");
 stops_in_commit($holder);
 pinned_and_lost('lost in the commit');
 others_are_canceled('lost in the commit');
-ok(!$holder->answered, 'lost in the commit: it waits for its turn still');
+ok(!$holder->answered, 'lost in the commit: it still waits for NOTIFY\'s lock');
 $admin->query("SELECT pg_cancel_backend($notifier->{pid})");
 like($notifier->answer, qr/canceling wait for synchronous replication/,
-	'lost in the commit: its turn comes');
+	'lost in the commit: NOTIFY\'s lock is free');
 is($holder->answer, '', 'lost in the commit: the commit is over');
 successor_sees_it('lost in the commit');
 finish('lost in the commit');
@@ -497,7 +497,7 @@ $notifier->start('BEGIN; SET LOCAL synchronous_commit = on; NOTIFY other; '
 	  . "SELECT pg_logical_emit_message(true, 'waits for a standby', ''); COMMIT");
 poll('NOTIFY hangs again', sub { hangs($node, $notifier) });
 
-# The same, not lost: the lock is the holder's again, as before.
+# A commit fails after it has pinned its lock.  The holder keeps the lock.
 lock_and_queue();
 $holder->query('BEGIN; ' . $guard->() . '; NOTIFY mine');
 $holder->start('COMMIT');

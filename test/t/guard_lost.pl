@@ -1,17 +1,17 @@
-# A guarded transaction that loses its lock is canceled, and nothing else is:
-# not a later transaction of the session, nor its statements after a savepoint,
-# whenever the loss is noticed.  A user's cancel is never mistaken for this
-# one, nor dropped with it.
+# A guarded transaction that loses its lock is canceled.  A later transaction,
+# or a statement after a rollback to a savepoint before the guard, is not,
+# whenever the session notices the loss.  A cancel by a user is never mistaken
+# for a cancel by dlock, nor dropped with it.
 #
-# What would break it: a cancel that is not heeded before the guard goes, and
-# hits the next statement; one that is dropped although a user has canceled,
-# too; a loss that is noticed only if another process tells of it, while a
-# lease can run out without a worker; a log that looks as if a user had
-# canceled; a statement that is not checked, because it follows an error, is
-# only parsed, or comes with the COMMIT.
+# What would break it: a cancel that is still pending when the guard ends, and
+# hits the next statement; a cancel that is dropped although a user has
+# canceled, too; a loss that is noticed only if another process reports it,
+# although a lease can expire without a worker; a log that looks as if a user
+# had canceled; a statement that is not checked, because it follows an error,
+# is only parsed, or comes with the COMMIT.
 #
-# A debugger chooses some moments, and chance the others: sessions guard and
-# roll back all the time while their locks are revoked.
+# A debugger chooses some moments.  The others are random: sessions guard and
+# roll back all the time while another session revokes their locks.
 
 use strict;
 use warnings FATAL => 'all';
@@ -42,8 +42,8 @@ BEGIN
 	PERFORM dlock_force_release(fence);
 END $$;
 
--- Guard, do something, and go back; then do something that is not guarded.
--- Until the lock was lost so often.
+-- Guard, work, and roll back.  Then work without a guard.  Repeat until guarded
+-- work was canceled the given number of times.
 CREATE PROCEDURE guard_again_and_again(name text, times integer,
 	INOUT lost integer = 0, INOUT refused integer = 0, INOUT kept integer = 0)
 LANGUAGE plpgsql AS $$
@@ -99,7 +99,7 @@ END $$;
 	$holder->start('SELECT pg_sleep(3600)');
 	$keeper->quit;
 	like($holder->answer, $loss, 'expiry: canceled');
-	is($holder->query('ROLLBACK; SELECT 1'), '1', 'expiry: and it goes on');
+	is($holder->query('ROLLBACK; SELECT 1'), '1', 'expiry: the session goes on');
 	thaw($worker);
 	$holder->quit;
 	like(
@@ -109,7 +109,7 @@ END $$;
 }
 
 #
-# At each point of a statement: before it is executed, after an error, and at
+# The loss is noticed before a statement is executed, after an error, and at
 # the COMMIT.
 #
 {
@@ -159,9 +159,9 @@ END $$;
 }
 
 #
-# By chance: no statement of these after a guard is canceled.  In the third, a
-# transaction may be, while it is guarded; a statement that is not canceled
-# says its purpose, as no other could.
+# At random moments: no statement after a guard is canceled in the first two
+# sessions.  In the third session, each DO is canceled while it is guarded, is
+# refused, or runs to its end.
 #
 {
 	my @sessions = map { session($node) } 1 .. 3;
@@ -206,12 +206,12 @@ END $$;
 	}
 	like($sessions[$_]->answer, qr/^\d+\|\d+\|\d+$/, 'nothing else was canceled')
 	  foreach 0, 1;
-	is(join(' ', keys %next), 't', 'nor the next statement');
+	is(join(' ', keys %next), 't', 'no next statement was canceled');
 	is(join(' ', grep { !/^(?:canceled|refused|went on)$/ } sort keys %outcomes),
-		'', 'nor in transactions');
+		'', 'the DO commands had no other outcome');
 	note join ', ', map { "$_: $outcomes{$_}" } sort keys %outcomes;
 	$admin->query("SELECT dlock_acquire('stop')");
-	is($thief->answer, '', 'their locks were taken away all the time');
+	is($thief->answer, '', 'their locks were revoked all the time');
 	$admin->query("SELECT dlock_release('stop')");
 	$_->quit foreach @sessions, $thief;
 }
@@ -242,12 +242,12 @@ SKIP:
 			END LOOP;
 			ROLLBACK;
 		END $$});
-	like($watched->(), qr/^\$\d+ = 2$/m, 'each is watched once');
-	is($again->query('SELECT dlock_release_all()'), '2', 'and nothing is left');
+	like($watched->(), qr/^\$\d+ = 2$/m, 'each lock is watched once');
+	is($again->query('SELECT dlock_release_all()'), '2', 'no other lock is held');
 	$again->quit;
 
-	# The guard goes, in each way.  The rest of the same statement is canceled
-	# or not.
+	# A guard ends in each of these ways.  The rest of the same statement is
+	# canceled only if a user has canceled it.
 	my %ways = (
 		'a savepoint' => q{BEGIN
 				PERFORM guard_and_lose();
@@ -263,7 +263,7 @@ SKIP:
 
 	foreach my $way (sort keys %ways)
 	{
-		# a rollback of all is never canceled
+		# a rollback of the whole transaction is never canceled
 		my $noticed = $way eq 'a savepoint' ? 2 : 0;
 		my %cancels = (
 			'noticed' => [ '', $noticed, @look ],
@@ -291,18 +291,18 @@ SKIP:
 				INSERT INTO journal VALUES ('behind it');
 			END\$\$});
 			like($done->(), qr/^\$\d+ = $pending$/m,
-				"$test, as the guard goes");
+				"$test, as the guard ends");
 			my $answer = $session->answer;
 
 			if ($expected)
 			{
-				like($answer, $expected, "$test: what comes then is canceled");
+				like($answer, $expected, "$test: the rest is canceled");
 			}
 			else
 			{
-				is($answer, '', "$test: what comes then goes on");
+				is($answer, '', "$test: the rest goes on");
 				is($admin->query('SELECT * FROM journal'),
-					'behind it', "$test: to its end");
+					'behind it', "$test: the statement runs to its end");
 			}
 			$session->quit;
 		}

@@ -2,10 +2,10 @@
 # cannot write there, if the data are set up as docs/managed.md says.  The SQL and
 # the program are read from the page.
 #
-# What would break it: a mark that a late holder can lower or pass by; two
-# transactions that both write although the fence of one is stale; a fence of
-# an earlier transaction, or of one that was rolled back, that counts; a mark
-# that goes away with its row; a role that can change the marks.
+# What would break it: a mark that a late holder can lower or bypass; two
+# transactions that both write although the fence of one is stale; a fence that
+# still counts when its transaction has ended; a mark that is removed with the
+# row that it protects; a role that can change the marks.
 
 use strict;
 use warnings FATAL => 'all';
@@ -48,7 +48,7 @@ $managed->safe_psql('postgres', "SET ROLE owner; $_") foreach @blocks;
 is( $managed->safe_psql(
 		'postgres', q{SELECT count(*) FROM pg_extension WHERE extname = 'dlock'}),
 	'0', 'the managed database has no dlock');
-# the test pauses transactions as long as it likes
+# alice's timeouts would end the transactions that the test pauses
 $managed->safe_psql('postgres',
 	q{ALTER ROLE alice RESET ALL; BEGIN; SELECT fencing.show('account/9', 0);}
 	  . 'INSERT INTO account VALUES (9, 100); COMMIT');
@@ -57,8 +57,8 @@ my $alice = session($managed, 'postgres', 'user=alice');
 my $bob = session($managed, 'postgres', 'user=bob');
 my $admin = session($managed);
 
-# next_fence($name): the lock goes to another holder, while the last one may not
-# know
+# next_fence($name): let the lock go to another holder, without the previous
+# holder's knowledge
 my $holder;
 
 sub next_fence
@@ -84,7 +84,7 @@ sub balance
 	return $admin->query("SELECT balance FROM account WHERE id = $id");
 }
 
-# until_blocked($session): it waits for another session's transaction
+# until_blocked($session): return when it waits for another transaction
 sub until_blocked
 {
 	my ($session) = @_;
@@ -132,7 +132,7 @@ sub new_account
 	$alice->query('COMMIT');
 	is(balance($id), '80', 'a late holder writes nothing');
 
-	# the mark is not the row's
+	# the mark does not depend on the row
 	$bob->query('BEGIN; ' . show($name, $new)
 		  . "; DELETE FROM account WHERE id = $id; COMMIT");
 	like($alice->query(show($name, $old)), $stale,
@@ -142,7 +142,7 @@ sub new_account
 	like($alice->query(show($name, $old)), $stale,
 		'a late holder is refused when the row is there again');
 
-	# what does not name a fence
+	# statements that name no fence
 	foreach my $sql (
 		$pay,
 		"DELETE FROM account WHERE id = $id",
@@ -167,7 +167,7 @@ sub new_account
 		$unfenced, 'a row that moves to another lock needs its fence, too');
 	$bob->query('ROLLBACK');
 
-	# a rollback takes the fence back
+	# a rollback also takes back the fence
 	my $newest = next_fence($name);
 
 	$alice->query('BEGIN; SAVEPOINT before');
@@ -177,9 +177,9 @@ sub new_account
 		'a fence that was rolled back to a savepoint does not count');
 	$alice->query('ROLLBACK');
 	is($bob->query(show($name, $new)), '',
-		'a fence that was rolled back refuses no other');
+		'a fence that was rolled back refuses no smaller fence');
 
-	# as after a restore from a dump, where numbers of transactions return
+	# as after a restore from a dump, when transaction ids repeat
 	$admin->query('BEGIN; UPDATE fencing.mark SET xact = pg_current_xact_id(), '
 		  . "started = '2025-01-01' WHERE name = '$name'");
 	like($admin->query($pay), $unfenced,
@@ -193,7 +193,7 @@ sub new_account
 # Two at once
 # ----------------------------------------------------------------------------
 
-# With a mark that is there already, and for the first time
+# With a mark that exists, and without
 foreach my $first (0, 1)
 {
 	my $title = $first ? 'for the first time' : 'again';
@@ -247,18 +247,18 @@ foreach my $first (0, 1)
 		{
 			is($bob->answer, '', "$title: the later holder has waited");
 			is($bob->query("SELECT balance FROM account WHERE id = $id"),
-				'7', "$title: and sees what the earlier one has written");
+				'7', "$title: the later holder sees what the earlier holder has written");
 		}
 		else
 		{
 			like($bob->answer, qr/ERROR:  40001/,
-				"$title: $isolation: it is to read again");
+				"$title: $isolation: the transaction must be retried");
 		}
 		$bob->query('ROLLBACK');
 	}
 }
 
-# Two locks in both orders are a deadlock, and nothing worse.
+# Two locks in opposite orders are a deadlock, and nothing worse.
 {
 	my ($one, $name_one, undef, $fence_one) = new_account();
 	my ($two, $name_two, undef, $fence_two) = new_account();
@@ -273,7 +273,7 @@ foreach my $first (0, 1)
 	my @answers = ($alice->answer, $bob->answer);
 
 	is(scalar(grep { /ERROR:  40P01/ } @answers),
-		1, 'locks in two orders: one of the two is ended');
+		1, 'locks in two orders: one transaction is aborted');
 	$_->query('ROLLBACK') foreach $alice, $bob;
 }
 
@@ -290,7 +290,7 @@ foreach my $first (0, 1)
 		  . "WHERE id = 1 AND fence <= $fence RETURNING body";
 	};
 
-	# the page's statement to begin with
+	# the first statement that the page advises
 	my ($claim) = $page =~ /^bob=> (UPDATE page SET fence = .*);$/m;
 	$claim =~ s/\b43\b/$old/g;
 	is($alice->query($claim), 'empty', 'WHERE: a holder reads and writes its fence');
@@ -301,8 +301,8 @@ foreach my $first (0, 1)
 	until_blocked($alice);
 	$bob->query('COMMIT');
 	is($alice->answer, '', 'WHERE: an earlier holder waits, and writes nothing');
-	is($alice->query($write->($old, 'alice')), '', 'WHERE: nor later');
-	is($admin->query('SELECT body FROM page'), 'bob', 'WHERE: its body');
+	is($alice->query($write->($old, 'alice')), '', 'WHERE: it still writes nothing');
+	is($admin->query('SELECT body FROM page'), 'bob', 'WHERE: the later holder\'s body');
 
 	my $newest = next_fence('page/1');
 
@@ -313,10 +313,10 @@ foreach my $first (0, 1)
 	$alice->start($claim);
 	until_blocked($alice);
 	$bob->query('COMMIT');
-	is($alice->answer, 'late bob', 'WHERE: a later one waits, and reads its write');
-	is($bob->query($write->($new, 'bob')), '', 'WHERE: and then it is refused');
+	is($alice->answer, 'late bob', 'WHERE: a later holder waits, and reads the write');
+	is($bob->query($write->($new, 'bob')), '', 'WHERE: then the earlier holder is refused');
 	$claim =~ s/\b$newest\b/$new/g;
-	is($bob->query($claim), '', 'WHERE: it cannot begin again, either');
+	is($bob->query($claim), '', 'WHERE: the earlier holder cannot begin again, either');
 }
 
 # ----------------------------------------------------------------------------
@@ -334,7 +334,7 @@ foreach my $sql (
 {
 	like($bob->query($sql), qr/ERROR:  42501/, "not allowed: $sql");
 }
-# a table or an operator of the caller's
+# a table or an operator that the caller has created
 $bob->query('CREATE TEMP TABLE mark (name text PRIMARY KEY, fence bigint, '
 	  . 'xact xid8, started timestamptz)');
 $bob->query('SET search_path = pg_temp, public');

@@ -42,8 +42,8 @@ $listener->query('LISTEN holder; LISTEN successor');
 
 my ($holder, $fence, $successor, $next);
 
-# A holder with a lease of a quarter of a second, which begins now.  Before
-# this sub returns, the lease is attached to a session.
+# Start a holder with a lease of a quarter of a second.  The lease is attached
+# to the returned session, so it cannot expire before that session ends.
 sub hold
 {
 	my ($scope) = @_;
@@ -60,7 +60,7 @@ sub hold
 		announcement('granted', 'lock', $fence));
 	$next =
 	  $successor->query("SELECT dlock_ttl_enqueue('lock', '1h', 'successor')");
-	cmp_ok($next, '>', $fence, 'and the successor waits for it');
+	cmp_ok($next, '>', $fence, 'the successor waits for the lock');
 	return $keeper;
 }
 
@@ -80,7 +80,7 @@ sub finish
 {
 	$admin->query("SELECT dlock_release_ticket($next)");
 	is_now($admin, 'SELECT count(*) FROM dlock_locks', '0', 'nothing is left');
-	is(scalar($listener->announcements(0)), 0, 'and nothing to be told');
+	is(scalar($listener->announcements(0)), 0, 'no announcement is left');
 	$_->quit foreach $holder, $successor;
 	return;
 }
@@ -95,7 +95,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 		"SELECT dlock_guard('lock', $fence)",
 		q{INSERT INTO data VALUES ('holder')});
 
-	# A row that the holder has changed would block the successor.
+	# The holder inserts, because an updated row would block the successor.
 	$holder->query('BEGIN');
 	$holder->query($statements[0])
 	  unless $when eq 'in between';
@@ -106,7 +106,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	$keeper->quit;
 	told(
 		$listener,
-		"$when: it is stopped for too long, and succeeded",
+		"$when: the holder is stopped for too long, and the successor is granted",
 		announcement('wanted', 'lock', $fence),
 		announcement('expired', 'lock', $fence),
 		announcement('granted', 'lock', $next));
@@ -118,30 +118,30 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	if ($when eq 'in between')
 	{
 		like($holder->query($statements[0]),
-			qr/55L01/, "$when: it goes on, and is told at once");
+			qr/55L01/, "$when: the holder goes on, and is refused");
 		like($holder->query($statements[1]),
-			qr/25P02/, "$when: and cannot write");
-		like($holder->query('COMMIT'), qr/^$/, "$when: nor commit");
+			qr/25P02/, "$when: it cannot write");
+		like($holder->query('COMMIT'), qr/^$/, "$when: it cannot commit");
 	}
 	else
 	{
 		like(
 			$holder->query($statements[1]),
 			qr/57014: canceling statement due to loss of lock "lock"/,
-			"$when: it goes on, and cannot write")
+			"$when: the holder goes on, and cannot write")
 		  if $when eq 'before the write';
 		like(
 			$holder->query('COMMIT'),
 			$when eq 'before the write' ? qr/^$/ : qr/55L01/,
-			"$when: nor commit");
+			"$when: it cannot commit");
 	}
 	is(data(), 'successor', "$when: the successor's data stands");
 	finish();
 }
 
 #
-# The same with a check instead of the guard: the check's answer was true at
-# the time.
+# The same with a check instead of the guard.  The check's answer was true when
+# it was given.
 #
 {
 	my $keeper = hold();
@@ -152,19 +152,19 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	$keeper->quit;
 	told(
 		$listener,
-		'check: it is stopped for too long, and succeeded',
+		'check: the holder is stopped for too long, and the successor is granted',
 		announcement('wanted', 'lock', $fence),
 		announcement('expired', 'lock', $fence),
 		announcement('granted', 'lock', $next));
 	is(successor_writes(), '', 'check: the successor writes');
-	is(data(), 'successor', 'check: and its data is there');
+	is(data(), 'successor', q{check: the successor's data is there});
 
 	continue_process($holder->{pid});
 	is($holder->query(q{UPDATE data SET writer = 'holder'}),
-		'', 'check: it goes on, and writes');
+		'', 'check: the holder goes on, and writes');
 	is(data(), 'holder', q{check: the successor's data is lost});
 	is($holder->query("SELECT dlock_check('lock', $fence)"),
-		'f', 'check: which another question would have told');
+		'f', 'check: a second check would have failed');
 	finish();
 }
 
@@ -183,7 +183,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	poll('the commit waits', sub { hangs($node, $holder) });
 	stop_process($holder->{pid});
 	$keeper->quit;
-	told($listener, 'commit: it is stopped for too long',
+	told($listener, 'commit: the holder is stopped for too long',
 		announcement('wanted', 'lock', $fence),
 		announcement('expired', 'lock', $fence));
 
@@ -192,18 +192,18 @@ foreach my $when ('before the write', 'after the write', 'in between')
 		"$fence|f|t\n$next|f|f",
 		'commit: the lock is pinned');
 	is($successor->query("SELECT dlock_wait($next, '300ms')"),
-		'f', 'commit: nobody succeeds it');
+		'f', 'commit: the successor does not get the lock');
 	is( $admin->query(
 			q{SELECT dlock_try_ttl_acquire('lock', '1h', timeout => '10ms') IS NULL}
 		),
 		't',
-		'commit: nor does anybody else');
+		'commit: no other client gets the lock');
 	is($admin->query("SELECT dlock_check('lock', $fence)"),
-		'f', 'commit: the fence is nobody\'s any more');
+		'f', 'commit: the fence is not valid any more');
 	like($admin->query(
 			"BEGIN; SELECT dlock_guard('lock', $next); COMMIT"),
-		qr/55L01/, 'commit: and that of the successor is not');
-	is(data(), 'nobody', 'commit: which is not visible');
+		qr/55L01/, q{commit: the successor's fence is not valid yet});
+	is(data(), 'nobody', q{commit: the holder's write is not visible});
 
 	# the successor reads as soon as it has the lock
 	$successor->start(
@@ -213,14 +213,14 @@ foreach my $when ('before the write', 'after the write', 'in between')
 
 	# The standby is no longer needed, but the commit is still stopped.
 	commits_hang($node, 0);
-	ok(!$successor->answered, 'commit: nobody succeeds it even so');
+	ok(!$successor->answered, 'commit: the successor still waits');
 	is($admin->query("SELECT granted FROM dlock_locks WHERE ticket = $next"),
-		'f', 'commit: nor is granted the lock');
+		'f', q{commit: the successor's ticket is not granted});
 	continue_process($holder->{pid});
-	is($holder->answer, '', 'commit: it goes on, and commits');
+	is($holder->answer, '', 'commit: the holder goes on, and commits');
 	is($successor->answer, "t\nholder",
-		'commit: the successor comes after it, and sees that');
-	told($listener, 'commit: and is announced',
+		'commit: the successor gets the lock, and sees the write');
+	told($listener, q{commit: the successor's grant is announced},
 		announcement('granted', 'lock', $next));
 	is(successor_writes(), '', 'commit: the successor writes');
 	is(data(), 'successor', q{commit: the successor's data stands});

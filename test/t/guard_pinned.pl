@@ -52,12 +52,12 @@ foreach my $acquire ("SELECT dlock_acquire('lock')",
 			"SELECT pid = $holder->{pid}, pinned FROM dlock_locks "
 			  . 'ORDER BY ticket'),
 		"t|t\nf|f",
-		'it is pinned still');
+		'the lock is still pinned');
 	ok(!$next->answered, 'the next one waits');
 
 	commits_hang($node, 0);
 	is($holder->answer, '', 'the commit is over');
-	is($next->answer, "t\nguarded", 'the next one has the lock, and sees it');
+	is($next->answer, "t\nguarded", 'the next one has the lock, and sees the write');
 	is($holder->query("SELECT dlock_is_held('lock'), dlock_release_all()"),
 		'f|0', 'the session has nothing left');
 	is($next->query("SELECT dlock_release('lock')"), 't', 'released');
@@ -68,9 +68,9 @@ foreach my $acquire ("SELECT dlock_acquire('lock')",
 }
 
 #
-# An unpin that has failed, because a segment of memory could not be mapped:
-# when the session has gone, the waiters remove the ticket.  Here an additional
-# pin, which nothing removes, stands for it.
+# An unpin can fail because a memory segment cannot be mapped.  Then the
+# waiters remove the ticket when its session has exited.  Here an additional
+# pin, which nothing removes, stands for the failed unpin.
 #
 {
 	my $holder = session($node);
