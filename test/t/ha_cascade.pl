@@ -1,8 +1,8 @@
-# A primary, a standby, and a standby behind that one.  Queries on standbys
-# conflict with the worker's removals and vacuums.  Depending on the settings,
-# the queries are canceled, or the primary keeps the rows; neither harms
-# leases.  Then the middle server is promoted, and later the last one: each has
-# all that its primary had.
+# A primary, a standby, and a standby that follows the first standby.  Queries
+# on standbys conflict with the worker's removals and vacuums.  Depending on
+# the settings, the queries are canceled, or the primary keeps the rows.
+# Neither harms leases.  Then the first standby is promoted, and later the
+# second: each has all leases and tickets of its primary.
 #
 # What would break it: views or calls on a standby that read the tables of
 # leases, or delay recovery; a worker that stops, or tables that grow, if rows
@@ -33,7 +33,7 @@ hot_standby_feedback = off
 my $middle = new_standby($first, 'middle', conf => $no_delay);
 my $last = new_standby($middle, 'last', conf => $no_delay);
 
-# Up to the end of the WAL, flushed first: a removal does not flush by itself
+# Flush the WAL and wait for its end: a removal does not flush by itself.
 sub follows
 {
 	my ($standby, $upstream, $node) = @_;
@@ -60,7 +60,7 @@ my @queue = map {
 my @fences = $held;
 my $rows = 1 + @queue;
 
-# A larger table must lose more rows.
+# A larger table must lose more rows before it is vacuumed.
 sub until_vacuumed
 {
 	my $count = q{SELECT vacuum_count FROM pg_stat_user_tables
@@ -83,7 +83,7 @@ sub works
 			"SELECT dlock_release_ticket($ticket), dlock_renew($lease), "
 			  . "dlock_check('kept', $held)"),
 		't|1|t',
-		"$when: the worker works, and what is held is held");
+		"$when: the worker works, and no lock is lost");
 	$client->wait_for("SELECT count(*) = $rows FROM dlock_queue");
 	return;
 }
@@ -118,7 +118,7 @@ foreach my $session (@looks)
 	is( $session->query('SELECT (SELECT count(*) FROM dlock_locks), '
 			  . '(SELECT count(*) FROM dlock_leases)'),
 		'0|0',
-		'its views are empty');
+		'the views of a standby are empty');
 }
 until_vacuumed();
 caught_up();
@@ -138,19 +138,19 @@ foreach my $node ($middle, $last)
 foreach my $session (@old)
 {
 	like($session->query('SELECT count(*) FROM dlock_queue'),
-		qr/conflict with recovery/, 'the snapshot was in the way, and is gone');
+		qr/conflict with recovery/, 'the old snapshot was canceled');
 	$session->quit;
 }
 foreach my $session (@looks)
 {
 	is($session->query('SELECT count(*) FROM dlock_locks'),
-		'0', 'who looks at locks was not in the way');
+		'0', 'a session that read the views was not canceled');
 	$session->quit;
 }
 works('after a conflict');
 
 #
-# With feedback, the rows stay here until no standby needs them.
+# With feedback, the rows stay on the primary until no standby needs them.
 #
 feedback('on');
 my $old = session($last);
@@ -174,12 +174,12 @@ until_vacuumed() foreach 1 .. 2;
 my $size = $client->query("SELECT pg_relation_size('dlock_queue')");
 until_vacuumed() foreach 1 .. 2;
 cmp_ok($client->query("SELECT pg_relation_size('dlock_queue')"),
-	'<', 2 * $size, 'then the table does not grow any more');
+	'<', 2 * $size, 'without the snapshot, the table stops growing');
 works('without them');
 
 #
-# The standby in the middle is promoted during a transaction there.  The last
-# one follows it.
+# The standby in the middle is promoted while a transaction is open on it.  The
+# last standby follows it.
 #
 sub has_all
 {
@@ -189,11 +189,11 @@ sub has_all
 			"SELECT dlock_check('kept', $held), dlock_fence('kept') = $held, "
 			  . "dlock_renew($lease), dlock_wait($queue[0], '0')"),
 		't|t|1|f',
-		"$when: who held holds");
+		"$when: the holder still holds");
 	is( $session->query(q{SELECT ticket, granted FROM dlock_locks
 			WHERE name = 'kept' ORDER BY ticket}),
 		join("\n", "$held|t", map { "$_|f" } @queue),
-		"$when: who waited waits, in order");
+		"$when: the waiters still wait, in order");
 	is( $session->query(
 			q{SELECT min(remaining) > '59 min', count(*) FROM dlock_leases}),
 		't|' . (1 + @queue),
@@ -208,7 +208,7 @@ $begun->query('BEGIN ISOLATION LEVEL REPEATABLE READ');
 is($begun->query('SELECT count(*) FROM dlock_queue'), $rows,
 	'a transaction that begins in recovery');
 like($quiet->query("SELECT dlock_try_acquire('kept')"),
-	qr/25006/, 'the last one refuses');
+	qr/25006/, 'the last server refuses');
 caught_up();
 $client->quit;
 $first->stop('immediate');
@@ -221,14 +221,14 @@ $client = session($middle);
 has_all($client, 'promoted');
 works('promoted');
 like($quiet->query("SELECT dlock_try_acquire('kept')"),
-	qr/25006/, 'the last one still refuses');
+	qr/25006/, 'the last server still refuses');
 is($quiet->query('SELECT count(*) FROM dlock_locks'), '0', '... and shows nothing');
 
 #
 # On the new timeline, the first holder releases.
 #
 is($client->query("SELECT dlock_lease_close($lease)"), '1', 'the lease is closed');
-is($client->query("SELECT dlock_wait($queue[0])"), 't', 'the next one has the lock');
+is($client->query("SELECT dlock_wait($queue[0])"), 't', 'the next waiter has the lock');
 $lease = $held = shift @queue;
 $rows--;
 $client->wait_for("SELECT count(*) = $rows FROM dlock_queue");
@@ -239,7 +239,7 @@ $_->quit foreach $client, $begun;
 $middle->stop('immediate');
 $last->promote;
 push @fences, $quiet->query("SELECT dlock_acquire('session')");
-grows('the last one grants, with greater fences', @fences);
+grows('the last server grants, with greater fences', @fences);
 $client = session($last);
 has_all($client, 'promoted again');
 works('promoted again');

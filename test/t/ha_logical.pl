@@ -5,8 +5,8 @@
 #
 # What would break it: a row of the other server that counts as this server's,
 # or replaces this server's row; the removal of a foreign row that is
-# replicated back to the server where the row is a lease; a cached copy, of a
-# session or a shared one, that misses a new row.
+# replicated back to the server where the row is a lease; a session's cache, or
+# the shared cache, that misses a new row.
 #
 # DLOCK_OLD_INSTALL is a directory with the bin and lib of another
 # installation, for one of the two servers: test/upgrade --logical sets it.
@@ -64,7 +64,7 @@ ask('a',
 ask('a', 'CREATE PUBLICATION everything FOR ALL TABLES');
 ask('b', 'CREATE PUBLICATION everything FOR TABLE dlock_queue, dlock_queue_lease');
 
-# sessions that have already read the tables
+# a session that has already read the tables
 my $session = session($nodes{b});
 $session->query('SET ROLE shop');
 $session->query("SELECT dlock_acquire('other/1')");
@@ -93,7 +93,7 @@ ask('a',
 	"SELECT dlock_version_bump('v', 1), dlock_reserve('other/', current_user::regrole), "
 	  . "dlock_set_slots('slots', 3), dlock_set_slots('more', 4)");
 arrived();
-# and changes that were sent around have arrived
+# Changes that a server passes on have arrived, too.
 arrived();
 
 foreach my $name ('a', 'b')
@@ -101,44 +101,44 @@ foreach my $name ('a', 'b')
 	is( ask(
 			$name, 'SELECT count(*), count(DISTINCT system) FROM dlock_queue'),
 		'3|1',
-		"$name: tickets of its own alone");
+		"$name: only its own tickets");
 	is(ask($name, 'SELECT count(*) FROM dlock_queue_lease'),
-		'1', "$name: a lease of its own alone");
+		'1', "$name: only its own lease");
 	is( ask(
 			$name,
 			'SELECT sum(value::integer) FROM pg_stat_subscription_stats AS s, '
 			  . "jsonb_each_text(to_jsonb(s)) WHERE key LIKE '%error_count'"),
 		'0',
-		"$name: replication has met no error");
+		"$name: replication has had no error");
 }
 
 #
 # Tables that replicate like any table, and take effect at once
 #
-is(ask('b', "SELECT dlock_version_of('v')"), '2', 'versions come');
+is(ask('b', "SELECT dlock_version_of('v')"), '2', 'versions are replicated');
 like($session->query("SELECT dlock_acquire('other/2')"),
-	qr/42501/, 'reservations come, and sessions hear of them');
+	qr/42501/, 'reservations are replicated, and sessions notice them');
 is( ask('b', 'SELECT string_agg(prefix, NULL ORDER BY prefix) '
 		  . 'FROM dlock_reservations WHERE role <> 0'),
-	'other/shop/', 'with the role that has the name here');
+	'other/shop/', 'the role is the one with the same name on this server');
 my $permits = q{
 	SELECT string_agg(n::text, ' ' ORDER BY name) FROM
 		(SELECT name, count(dlock_try_acquire(name, slots => 9)) AS n
 		   FROM unnest('{slots,more}'::text[]) AS name, generate_series(1, 9)
 		  GROUP BY name) AS t};
-is(ask('b', $permits), '4 3', 'slots come, and count');
+is(ask('b', $permits), '4 3', 'slots are replicated, and count');
 ask('a', "SELECT dlock_unreserve('other/'), dlock_set_slots('more', NULL); "
 	  . "UPDATE dlock_slots SET slots = 1");
 arrived();
 like($session->query("SELECT dlock_acquire('other/2')"),
-	qr/^\d+$/, 'a reservation goes');
-is(ask('b', $permits), '9 1', 'slots change, and go');
+	qr/^\d+$/, 'the removal of a reservation is replicated');
+is(ask('b', $permits), '9 1', 'changes and removals of slots are replicated');
 ask('a', 'TRUNCATE dlock_versions, dlock_reservations, dlock_slots');
 arrived();
 is( ask('b', "SELECT dlock_version_of('v'), "
 		  . '(SELECT count(*) FROM dlock_reservations)'),
-	'0|0', 'a TRUNCATE comes');
-is(ask('b', $permits), '9 9', 'and counts');
+	'0|0', 'a TRUNCATE is replicated');
+is(ask('b', $permits), '9 9', 'a TRUNCATE of slots counts');
 
 #
 # Leases: rows from the other server have no effect here, and TRUNCATE is
@@ -146,7 +146,7 @@ is(ask('b', $permits), '9 9', 'and counts');
 #
 ask('b', 'DELETE FROM dlock_queue');
 arrived();
-is(ask('a', 'SELECT count(*) FROM dlock_queue'), '3', 'no ticket goes');
+is(ask('a', 'SELECT count(*) FROM dlock_queue'), '3', 'a removal by b has no effect');
 foreach my $table ('dlock_queue', 'dlock_queue_lease')
 {
 	foreach my $role ('origin', 'replica', 'local')
@@ -176,7 +176,7 @@ ask('b', "SELECT dlock_advance_ticket($next + 1000000)");
 my $locked = ask('b', "SELECT dlock_ttl_acquire('b locked', '1h')");
 $nodes{b}->wait_for_catchup('from_b');
 is(ask('a', "SELECT count(*) FROM dlock_queue WHERE name LIKE 'b %'"),
-	'2', 'and rows come');
+	'2', 'foreign rows arrive');
 ask('a', 'ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated');
 $nodes{a}->restart;
 my $client = session($nodes{a});
@@ -186,12 +186,12 @@ is(ask('a', "SELECT dlock_fence('b only') IS NULL"),
 like(
 	slurp_file($nodes{a}->logfile),
 	qr/left out 2 rows of table "dlock_queue"/,
-	'which the log tells');
+	'the log reports the foreign rows');
 $nodes{a}->wait_for_log(
 	qr/removing rows that stand for nothing|cannot write table "dlock_queue"/);
-pass('the worker cannot remove one that is locked');
+pass('the worker cannot remove a locked row');
 
-# and no other worker has scanned the tables since
+# Start a new worker, which has not scanned the tables yet.
 my $admin = session($nodes{a});
 my $first = worker($admin);
 
@@ -205,15 +205,15 @@ foreach (1 .. 5)
 }
 ok($same, 'a ticket gets the number of a foreign row');
 is(ask('a', "SELECT count(*) FROM dlock_queue WHERE name = 'b only'"),
-	'0', 'and takes its place');
+	'0', 'the new row replaces the foreign row');
 $client->query('ROLLBACK');
 $client->quit;
 ok($admin->wait_for('SELECT count(DISTINCT system) = 1 FROM dlock_queue'),
-	'what is foreign is removed when it can be');
+	'foreign rows are removed when they are not locked');
 $admin->quit;
 arrived();
 is( ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket IN ($next, $locked)"),
-	'2', 'and stays where it came from');
+	'2', 'the rows stay on the server that sent them');
 
 # Then both servers crash, and keep their promises.
 arrived();
@@ -227,11 +227,11 @@ foreach my $name ('a', 'b')
 }
 is(ask('a', "SELECT dlock_check('lock', $fences{a})"), 't', 'a: the lease holds');
 is(ask('a', 'SELECT held FROM dlock_leases WHERE lease = ' . $leases{a}),
-	'1', 'a: as before');
+	'1', 'a: the lease has its lock');
 is( ask('a', "SELECT dlock_check('t1', $next) OR dlock_check('t2', $next) OR "
 		  . "dlock_check('t3', $next) OR dlock_check('t4', $next) OR dlock_check('t5', $next)"),
 	't',
-	'a: the ticket that took the place of a foreign row, too');
+	'a: the ticket that replaced a foreign row holds');
 is(ask('b', "SELECT dlock_check('b only', $next)"), 't', 'b: the lease holds');
 
 done_testing();

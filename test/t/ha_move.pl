@@ -8,7 +8,7 @@
 #
 # What would break it: a step that is missing from the page, or comes too
 # early; versions, reservations or slots that are not copied; triggers that
-# block incoming rows, or do not fire afterwards.
+# block replicated rows, or do not fire after the move.
 #
 # DLOCK_OLD_INSTALL is a directory with the old server's bin and lib: with it,
 # test/upgrade --logical moves to another major.
@@ -64,7 +64,7 @@ foreach my $step ($section =~ /^(\*\*\d\..*?)(?=^\*\*)/msg)
 }
 is_deeply([ sort keys %steps ], [ 1 .. 7 ], 'the page has seven steps');
 
-# This test's values for names that the page assumes
+# Replaces the page's host names and psql variables by this test's values.
 sub placed
 {
 	my ($text) = @_;
@@ -173,8 +173,8 @@ ask($old,
 	  SELECT dlock_reserve('app/', 'app'), dlock_set_slots('semaphore', 2)});
 take_step(1);
 
-# A client tries a lock on the new server, which reserves numbers for it.  The
-# old server reserves greater numbers later.
+# A client tries a lock on the new server, so that the new server reserves
+# numbers.  The old server reserves greater numbers later.
 ask($new, "SELECT dlock_acquire('tried')");
 $old->restart;
 
@@ -211,18 +211,18 @@ take_step(4);
 take_step(5);
 is( ask($new, 'SELECT name, fence FROM resource ORDER BY name'),
 	ask($old, 'SELECT name, fence FROM resource ORDER BY name'),
-	'the resources are what they were');
+	'the resources are copied');
 is( ask($new, 'SELECT array_agg(done ORDER BY id) FROM done'),
 	ask($old, 'SELECT array_agg(done ORDER BY id) FROM done'),
-	'and what was done');
+	'the finished work is copied');
 cmp_ok(
 	ask($new, "SELECT dlock_acquire('tried')"),
 	'<',
 	ask($old, "SELECT dlock_acquire('tried')"),
-	'without the next step numbers would fall');
+	'without the next step, numbers would decrease');
 take_step(6);
 is(ask($new, 'SELECT count(*) FROM dlock_locks'),
-	'0', 'until then nobody was let in');
+	'0', 'before this step, no client had a lock on the new server');
 take_step(7);
 
 # ---- Afterwards
@@ -230,12 +230,12 @@ take_step(7);
 my $next = client($new);
 
 $next->query("SELECT dlock_acquire('leased')");
-cmp_ok(now(), '>=', $deadline, 'nobody had a lock in the time of its lease');
+cmp_ok(now(), '>=', $deadline, 'no client got the lock before the old lease had expired');
 $load->await_each(3);
 ok(!$zombie->answered || $zombie->query('SELECT 1') eq '',
-	'the session on the old server is over');
+	'the session on the old server has ended');
 is($old->psql('shop', 'SELECT 1', extra_params => [ '-U', 'app' ]),
-	2, 'which lets nobody in');
+	2, 'the old server refuses connections');
 $zombie = client($new);
 $zombie->query('SET client_min_messages = error');
 is( $zombie->query(
@@ -245,26 +245,26 @@ is( $zombie->query(
 	't|f|f',
 	'a lease, a ticket and a fence of the old server are gone');
 like($zombie->query("SELECT dlock_wait($had{ticket}, '0')"),
-	qr/ERROR:  55L01/, 'so is an enqueued ticket');
+	qr/ERROR:  55L01/, 'an enqueued ticket of the old server is gone');
 like($zombie->query("SELECT dlock_guard('zombie', $had{zombie})"),
-	qr/ERROR:  55L01/, 'nor does an old fence guard anything');
+	qr/ERROR:  55L01/, 'a fence of the old server guards nothing');
 my $fence = $next->query("SELECT dlock_acquire('zombie')");
 
 cmp_ok($fence, '>', $_, 'a new fence is greater') foreach values %had;
 is( $next->query(
 		"UPDATE resource SET fence = $fence WHERE name = 'zombie'"),
-	'', 'with which the row can be written');
+	'', 'the new fence can write the row');
 like(
 	$zombie->query(
 		"UPDATE resource SET fence = $had{zombie} WHERE name = 'zombie'"),
 	qr/ERROR:  55L01/,
-	'but not with an old one');
+	'an old fence cannot write the row');
 like($zombie->query('UPDATE document SET version = 1'),
-	qr/ERROR:  40001/, 'nor a row with an old version');
+	qr/ERROR:  40001/, 'an old version cannot write a row');
 is( ask($new,
 		q{SELECT count(dlock_try_acquire('semaphore', slots => 5))
 			FROM generate_series(1, 5)}),
-	'2', 'slots have come');
+	'2', 'slots are copied');
 fails_with(
 	$new, 'shop', "SET ROLE other; SELECT dlock_acquire('app/1')",
 	qr/42501.*"app\/"/s,
@@ -276,7 +276,7 @@ $load->release(
 		ask($new, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
 			  . "WHERE usename = 'app'");
 	});
-is(join("\n", $move->check), '', 'no two held a lock, and nothing fell');
+is(join("\n", $move->check), '', 'no lock had two holders, and no number decreased');
 foreach my $kind ('session', 'transaction', 'lease', 'ticket')
 {
 	my @fences = map { $_->[2] } grep { $_->[1] eq $kind } $move->lines('done');
@@ -284,17 +284,17 @@ foreach my $kind ('session', 'transaction', 'lease', 'ticket')
 
 	ok( (grep { $_ < $stored{number} } @fences) &&
 		  (grep { $_ >= $stored{number} } @fences),
-		"$kind: written on both");
+		"$kind: written on both servers");
 	is( ask($new, "SELECT count(*) FROM unnest('{$list}'::bigint[]) AS f "
 			  . "WHERE f NOT IN (SELECT fence FROM done WHERE name = '$kind')"),
 		'0',
-		"$kind: all that was committed is there");
+		"$kind: all committed work is there");
 }
 ok($new->poll_query_until('shop', 'SELECT count(*) = 0 FROM dlock_locks'),
 	'all locks are free again');
 
-# ---- The step is forgotten: the new server's numbers are behind, and then the
-# same
+# ---- Step 6 is forgotten: the new server's numbers are at first behind the
+# old server's, and then equal.
 
 $new->safe_psql('postgres', 'CREATE DATABASE forgotten');
 $new->safe_psql('forgotten',
@@ -309,23 +309,23 @@ $session->query("INSERT INTO resource VALUES ($given + 2, 'of the old server')")
 $fence = $session->query("SELECT dlock_acquire('lock')");
 cmp_ok($fence, '<', $given, 'the fence is smaller');
 like($session->query("UPDATE resource SET fence = $fence"),
-	qr/ERROR:  55L01/, 'which the row does not take');
+	qr/ERROR:  55L01/, 'the row refuses the smaller fence');
 is( $session->query(
 		"BEGIN; SELECT dlock_guard('lock', $fence); "
 		  . "UPDATE resource SET what = 'of nobody'; COMMIT"),
-	'', 'but a guard does');
+	'', 'a guard accepts the smaller fence');
 is( $session->query("SELECT dlock_release('lock'), dlock_advance_ticket($given)"),
-	"t|$given", 'numbers that begin where they were');
+	"t|$given", 'numbers begin with a number that the old server has given');
 is($session->query("SELECT dlock_ttl_acquire('lock', '1 h')"),
-	$given, 'the same number is given');
+	$given, 'the same number is given again');
 is( session($new, 'forgotten')->query(
 		"SELECT dlock_guard('lock', $given), dlock_renew($given)"),
 	'|1',
-	'which whoever has got it before can use');
+	'a client of the old server can use the number');
 $session->query("SELECT dlock_release_ticket($given), "
 	  . "dlock_advance_ticket($given + 3)");
 $fence = $session->query("SELECT dlock_acquire('lock')");
 is($session->query("UPDATE resource SET fence = $fence"),
-	'', 'raised later, they are good again');
+	'', 'after the step, new fences can write the row');
 $session->quit;
 done_testing();

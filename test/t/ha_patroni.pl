@@ -37,7 +37,7 @@ my $networks = qq{
 	make_networks short
 };
 
-# false if the command fails, without output
+# Runs a command without output, and returns false if it fails.
 sub succeeds
 {
 	my $pid = fork() // die "fork: $!";
@@ -52,7 +52,7 @@ sub succeeds
 	return $? == 0;
 }
 
-plan skip_all => 'there can be no network namespaces'
+plan skip_all => 'network namespaces are not available'
   unless succeeds(@apart, "$networks nsenter --net=/run/netns/short-0 ip neigh show");
 
 %ENV = (
@@ -64,7 +64,7 @@ plan skip_all => 'there can be no network namespaces'
 	DLOCK_HA_PAUSE => 0.1,
 	DLOCK_HA_CLIENTS => 4,
 	DLOCK_HA_LEASES => 100);
-# the shell stays as the parent of orphaned processes
+# The shell stays, and becomes the parent of orphaned processes.
 exec(@apart, "$networks nsenter --net=/run/netns/short-0 \"\$@\" || exit; exit",
 	'bash', $^X, map({ "-I$_" } @INC), "$FindBin::RealBin/../ha/ha.pl")
   or die "exec: $!";

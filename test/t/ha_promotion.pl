@@ -67,7 +67,7 @@ foreach my $round (1 .. 2)
 		sub {
 			my $acquired = $session->query('SELECT acquired FROM dlock_stats');
 
-			# at a point where it holds no lock that others need
+			# Stop the sender while it holds no lock that others need.
 			stop_while($session, $sender,
 				"SELECT wait_event = 'WalSenderMain' FROM pg_stat_activity "
 				  . "WHERE pid = $sender");
@@ -82,9 +82,9 @@ foreach my $round (1 .. 2)
 	fail_over($standby, "synchronous, round $round", 'there');
 }
 
-# The names change under load.  At the end, one of two standbys must answer,
-# and one of them no longer receives anything.  The more advanced standby has
-# all acknowledged changes.
+# The names of the synchronous standbys change under load.  At the end, either
+# of two standbys must answer, and one of them receives nothing any more.  The
+# more advanced standby has all acknowledged changes.
 foreach my $round (1 .. 2)
 {
 	my @names = ("left_$round", "right_$round");
@@ -141,8 +141,8 @@ foreach my $round (1 .. 2)
 }
 $history->check_past;
 
-# A copy of the database, made while no session uses it.  The rows are in the
-# copy, and have no effect.
+# The database is copied while no session uses it.  The copied rows have no
+# effect.
 $primary->safe_psql('postgres', 'CREATE DATABASE original');
 my $session = session($primary, 'original');
 $session->query('CREATE EXTENSION dlock');
@@ -183,7 +183,7 @@ sub is_empty
 			"SELECT array_agg(ticket) = '{$ticket}' FROM dlock_queue"),
 		"$dbname: the rows are gone");
 	is($copy->query('SELECT count(*) FROM dlock_queue_lease'),
-		'0', "$dbname: those of leases, too");
+		'0', "$dbname: the rows of leases are gone");
 	$copy->quit;
 	return;
 }

@@ -88,14 +88,14 @@ my $admin = session($primary);
 open_lease($client, $_, $_)
   foreach 'on', 'local', 'off', 'remote_write', 'remote_apply';
 
-# a lease whose level a repeated request raises, and a later one does not lower
+# One repeated request raises the lease's level; the next does not lower it.
 open_lease($client, 'raised', 'off');
 foreach my $level ('on', 'off')
 {
 	$client->query("SET synchronous_commit = $level");
 	is( $client->query("SELECT dlock_lease_acquire('raised', $leases{raised})"),
 		$fences{raised},
-		"asked for again at $level");
+		"requested again at $level");
 }
 
 # A holder holds, even if standbys named later have not received its grant.
@@ -116,7 +116,7 @@ $primary->restart;
 $client = session($primary);
 $admin = session($primary);
 is($admin->query("SELECT dlock_check('on', $fences{on})"),
-	't', 'a lease is put back');
+	't', 'a lease is loaded');
 $primary->safe_psql('postgres',
 	q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
 $primary->reload;
@@ -124,20 +124,20 @@ $client->wait_for(q{SELECT setting = 'nobody' FROM pg_settings
 	WHERE name = 'synchronous_standby_names'});
 $client->start("SELECT dlock_lease_acquire('on', $leases{on})");
 poll(
-	'it waits, or not',
+	'the request waits or is answered',
 	sub {
 		$client->answered
 		  || $admin->query(q{SELECT wait_event = 'SyncRep' }
 			  . "FROM pg_stat_activity WHERE pid = $client->{pid}") eq 't';
 	});
-ok(!$client->answered, 'who asks again waits for them');
+ok(!$client->answered, 'a repeated request waits for standbys');
 $admin->query("SELECT pg_cancel_backend($client->{pid})");
-like($client->answer, qr/57014/, '... until that is cut short');
+like($client->answer, qr/57014/, '... until it is canceled');
 $primary->safe_psql('postgres',
 	'ALTER SYSTEM RESET synchronous_standby_names');
 $primary->reload;
 is($client->query("SELECT dlock_lease_acquire('on', $leases{on})"),
-	$fences{on}, 'the lease has its ticket still');
+	$fences{on}, 'the lease still has its ticket');
 connected();
 $client->query('SET synchronous_commit = local');
 
@@ -151,7 +151,7 @@ sub renew
 	return $answer;
 }
 
-# Renew until the time has passed or a lease is lost; returns those left.
+# Renew until the time has passed or a lease is lost.  Return the leases left.
 sub renew_for
 {
 	my ($seconds) = @_;
@@ -171,15 +171,15 @@ $primary->safe_psql('postgres',
 $primary->reload;
 is(renew_for(1.2 * $ttl),
 	'local off on raised remote_apply remote_write',
-	'naming standbys ends no lease, and while they answer none is lost');
+	'naming standbys ends no lease, and none is lost while they answer');
 is( $client->query(
 		q{SELECT setting FROM pg_settings
 		   WHERE name = 'synchronous_standby_names'}),
 	'ANY 1 (standby)',
-	'they are named');
+	'the standbys are named');
 
 #
-# A restarted primary without its standbys does not honour its tables
+# Without its standbys, a restarted primary does not honour its tables' leases.
 #
 my $delayed =
   $client->query("SELECT dlock_lease_open('100 ms', delay => '$ttl s')");
@@ -194,11 +194,11 @@ $client = session($primary);
 $admin = session($primary);
 $client->query("SET statement_timeout = '${ttl}s'");
 is($admin->query("SELECT dlock_try_acquire('on') IS NULL"),
-	't', 'what the tables have is nobody else\'s');
+	't', 'no other session gets a lock that the tables have');
 $admin->start("SELECT dlock_fence('on') = $fences{on}");
 like($client->query("SELECT dlock_check('on', $fences{on})"),
 	qr/57014/, 'no answer without the standbys, for longer than the ttl');
-ok(!$admin->answered, 'nor to a question about the lock');
+ok(!$admin->answered, 'a query about the lock gets no answer, either');
 $standby->append_conf('postgresql.conf', "primary_conninfo = '$conninfo'");
 my $sent = now();
 $standby->reload;
@@ -230,7 +230,7 @@ is(renew_for(0),
 $client->query('SET synchronous_commit = local');
 
 #
-# Cut off, and the standby promoted
+# The primary is cut off, and the standby promoted
 #
 # Attached leases, and tickets with a ttl of their own, are no different.
 my $attached = session($primary);
@@ -239,8 +239,8 @@ $client->query('SET synchronous_commit = on');
 $fences{ttl} = $leases{ttl} =
   $client->query("SELECT dlock_ttl_acquire('ttl', '$ttl s')");
 
-# Neither is a lease that another client requests at a lower level, before or
-# after: that client waits in an acquire, and gives up.
+# Nor is a lease that another client requests at a lower level, before or after
+# the lease's own client.  That other client waits in an acquire, and gives up.
 $fences{again} = $leases{again} =
   $client->query("SELECT dlock_ttl_acquire('again', '$ttl s', owner => 'me')");
 my $waiter = session($primary);
@@ -248,7 +248,7 @@ $waiter->query('SET synchronous_commit = off');
 is( $waiter->query(
 		"SELECT dlock_ttl_enqueue('again', '$ttl s', 'nobody', owner => 'me')"),
 	$fences{again},
-	'asked for again at a lower level');
+	'requested again at a lower level');
 $admin->query("SELECT dlock_acquire('adopted')");
 $waiter->start("SELECT dlock_ttl_acquire('adopted', '$ttl s', owner => 'me')");
 $admin->until_waits($waiter);
@@ -256,13 +256,13 @@ $fences{adopted} = $leases{adopted} =
   $client->query(
 	"SELECT dlock_ttl_enqueue('adopted', '$ttl s', 'nobody', owner => 'me')");
 $admin->query("SELECT pg_cancel_backend($waiter->{pid})");
-like($waiter->answer, qr/57014/, 'who waits at a lower level gives up');
+like($waiter->answer, qr/57014/, 'the client that waits at a lower level gives up');
 $admin->query("SELECT dlock_release('adopted')");
 is($client->query("SELECT dlock_wait($fences{adopted})"),
-	't', '... and the other one is granted the lock');
+	't', '... and the other client is granted the lock');
 $waiter->quit;
 
-# the successors, whose leases live on the standby as well
+# The successors, whose lease does not expire before the end of the test
 my %next;
 my $long = $client->query("SELECT dlock_lease_open('10min')");
 $next{$_} = $client->query("SELECT dlock_lease_enqueue('$_', $long)")
@@ -272,7 +272,7 @@ renew_for(0);
 my @all = sort keys %leases;
 my @quorum = grep { !/^(local|off)$/ } @all;
 
-# for leases that need standbys, a starting server adds that much time
+# A starting server adds a quarter of the ttl to leases that need standbys.
 sub factor
 {
 	my ($name) = @_;
@@ -303,10 +303,10 @@ foreach my $name (@all)
 	  || diag($left);
 }
 
-# A client that knows of no failover renews each lease on the old primary, and
-# none on the new one. "last" is the last time when the old primary confirmed a
-# lease, "first" the first time when the new primary granted its lock again.
-# The client has many leases to renew, and does not wait long for a standby.
+# A client does not know of the failover, and renews each lease on the old
+# primary only.  %last has the last time when the old primary confirmed a
+# lease, %first the time when the new primary granted its lock again.  The
+# client has many leases to renew, and does not wait long for a standby.
 my (%last, %first, %late, @wrong);
 $client->query(q{SET statement_timeout = '100ms'});
 my (%waits, %unsaid);
@@ -319,7 +319,7 @@ while (keys %first < @all && now() < $patience)
 		my $renewed = renew($name);
 		my $held = $client->query("SELECT dlock_check('$name', $fences{$name})");
 
-		# on a slow machine, it may have expired by then
+		# on a slow machine, the lease may have expired by then
 		$waits{$name} = 1 if $before >= $cut + $ttl / 4 && $renewed ne '';
 		$unsaid{$name} = 1 if $renewed =~ /57014/;
 		if ($renewed =~ /^\d+$/ || $held eq 't')
@@ -353,20 +353,20 @@ while (keys %first < @all && now() < $patience)
 	usleep(20_000);
 }
 $client->query('RESET statement_timeout');
-is(join('; ', @wrong), '', 'no moment with two holders, and no renewal for nothing');
+is(join('; ', @wrong), '', 'no lock had two holders, and each renewal counted');
 is( join(' ', grep { $waits{$_} && $unsaid{$_} } @quorum),
 	join(' ', grep { $waits{$_} } @quorum),
-	'where standbys count, renewals waited for them');
-is(scalar(keys %first), scalar(@all), 'each lock has gone to the next');
+	'if standbys count for a lease, its renewals waited for them');
+is(scalar(keys %first), scalar(@all), 'each lock has gone to its successor');
 foreach my $name (@quorum)
 {
 	cmp_ok($last{$name} // 0, '<', $first{$name} // 0,
-		"$name: the old holder was told before the next one");
+		"$name: the old holder lost the lock before the next was granted");
 	is( $client->query(
 			"SELECT dlock_renew($leases{$name}) IS NULL, "
 			  . "dlock_check('$name', $fences{$name})"),
 		't|f',
-		'... that it is gone');
+		'... and knows that its lease is gone');
 	like($client->query("SELECT dlock_guard('$name', $fences{$name})"),
 		qr/55L01/, '... and cannot guard');
 }
@@ -387,7 +387,7 @@ grows('fences grow across the promotion',
 	$promoted->query("SELECT dlock_ttl_acquire('new', '10min')"));
 my $log = '';
 poll(
-	'the log tells of the attached lease',
+	'the log reports the attached lease',
 	sub {
 		$log = slurp_file($primary->logfile);
 		return $log =~ /It was attached to process $attached->{pid}\b/;
@@ -444,7 +444,7 @@ foreach my $call (sort keys %calls)
 	}
 }
 like($client->query("SELECT dlock_lease_acquire('cut', $lease)"),
-	qr/^\d+$/, 'who does not wait for standbys goes on');
+	qr/^\d+$/, 'a client that does not wait for standbys goes on');
 
 $_->quit foreach $client, $admin;
 $standby->stop;

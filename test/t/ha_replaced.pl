@@ -3,12 +3,12 @@
 # acknowledged the primary's writes.  Here it is promoted before the loader
 # notices the acknowledgement.
 #
-# What would break it: leases that count from the time when the answer was
-# noticed or needed, instead of a time before the acknowledged rows were
-# written.
+# What would break it: leases that count from the time when the loader noticed
+# or needed the acknowledgement, instead of a time before the acknowledged rows
+# were written.
 #
-# The test controls the clock.  The loader is stopped while it waits for the
-# answer, and again at its next readings of the clock, when it has the answer.
+# The test controls the clock.  It stops the loader while the loader waits for
+# the acknowledgement, or at one of its next readings of the clock.
 
 use strict;
 use warnings FATAL => 'all';
@@ -39,7 +39,7 @@ sub connect_again
 
 foreach my $reading (0 .. 3)
 {
-	my $when = $reading ? "at reading $reading" : 'before it has looked';
+	my $when = $reading ? "at reading $reading" : 'before the loader has looked';
 	my $standby = new_standby($primary, "standby_$reading",
 		start => sub { my ($node) = @_; under_our_clock(sub { $node->start }) });
 	my $conninfo =
@@ -60,7 +60,7 @@ foreach my $reading (0 .. 3)
 	$loader->start("SELECT dlock_renew($lease)");
 	my $admin = session($primary);
 	my $pid;
-	# it waits repeatedly, each time briefly
+	# The loader waits repeatedly, each time briefly.
 	poll(
 		'the loader waits',
 		sub {
@@ -68,7 +68,7 @@ foreach my $reading (0 .. 3)
 				 WHERE wait_event = 'SyncRep'})) =~ /^\d+$/;
 		});
 	my $written = $admin->query('SELECT pg_current_wal_lsn()');
-	# at a point where it holds no lock that others need
+	# Stop the loader while it holds no lock that other processes need.
 	stop_while($admin, $pid,
 		"SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $pid");
 	connect_again($standby, $conninfo);
@@ -103,13 +103,13 @@ foreach my $reading (0 .. 3)
 	continue_process($pid);
 	$admin->query(q{SET statement_timeout = '1s'});
 	unlike($admin->query("SELECT dlock_check('lock', $fence)"),
-		qr/^t$/, "$when: it wakes up, and the old holder holds no more");
+		qr/^t$/, "$when: the loader goes on, and the old holder has lost the lock");
 	$loader->start(q{SELECT 'end'}) if $loader->answered;
 	unlike($admin->query("SELECT dlock_renew($lease)"),
 		qr/^\d+$/, '... and cannot renew');
 	$admin->query('RESET statement_timeout');
 	$admin->query("SELECT pg_cancel_backend($pid)");
-	unlike($loader->answer, qr/^\d+$/, '... nor could the one that was waiting');
+	unlike($loader->answer, qr/^\d+$/, '... and the waiting renewal fails, too');
 
 	# The next round begins without that primary.
 	$_->quit foreach $next, $loader;

@@ -38,7 +38,7 @@ sub ask
 	return $clone->safe_psql('postgres', $sql);
 }
 
-# before the tables are loaded, a foreign row
+# Add a foreign row before the tables are loaded.
 ask('INSERT INTO dlock_queue SELECT (jsonb_populate_record(q, '
 	  . q('{"system": 1, "ticket": 7}')
 	  . ")).* FROM dlock_queue q WHERE name = 'own'");
@@ -47,11 +47,11 @@ ask('CREATE ROLE somebody');
 fails_with(
 	$clone, 'postgres', 'SET ROLE somebody; SELECT dlock_reset()',
 	qr/42501: permission denied for function dlock_reset/,
-	'not for everybody');
+	'a role without the privilege is refused');
 $clone->poll_query_until('postgres',
 	q{SELECT EXISTS (SELECT FROM dlock_locks WHERE name = 'delayed' AND NOT granted AND position = 0)}
 ) or die 'no delay';
-# without the expired lease, whose delay keeps its lock closed
+# The expired lease, whose delay keeps its lock closed, is not counted.
 is(ask('SELECT dlock_reset()'), '3', 'all leases end');
 is( ask('SELECT dlock_try_acquire(n) IS NOT NULL FROM '
 		  . "unnest('{lock,own,delayed}'::text[]) AS n"),
@@ -62,13 +62,13 @@ is(ask("SELECT dlock_renew($lease) IS NULL"), 't', 'nor can it be renewed');
 $clone->poll_query_until('postgres',
 	'SELECT NOT EXISTS (SELECT FROM dlock_queue) AND NOT EXISTS (SELECT FROM dlock_queue_lease)')
   or die 'rows are left';
-is(ask('SELECT dlock_reset()'), '0', 'there is no more');
+is(ask('SELECT dlock_reset()'), '0', 'a second reset ends nothing');
 $clone->restart;
 is(ask('SELECT count(*) FROM dlock_locks'), '0', 'nothing comes back');
 like(
 	slurp_file($clone->logfile),
 	qr/LOG:  dlock_reset\(\) has ended \d+ leases/,
-	'the log tells');
+	'the log reports the reset');
 is($node->safe_psql('postgres', "SELECT dlock_check('lock', $fence)"),
 	't', 'the original goes on');
 

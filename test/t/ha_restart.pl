@@ -1,6 +1,6 @@
 # Fences never repeat or decrease, across any kind of restart.  If the sequence
-# has gone back, the time keeps them growing; if the time has gone back, the
-# sequence does.
+# has gone back, the time keeps fences growing.  If the time has gone back, the
+# sequence keeps them growing.
 #
 # What would break it: numbers used before their reservation is in the WAL on
 # disk; a new block that starts at the sequence alone, at the time alone, or at
@@ -19,7 +19,7 @@ use Test::More;
 my $node = new_server('main');
 my @fences = map { fence($node) } 1 .. 3;
 
-# after each way to end a server, one fence
+# Take one fence after each way to end a server.
 my %ends = (
 	'a clean restart' => sub { $node->restart },
 	'an immediate shutdown' => sub { $node->stop('immediate'); $node->start },
@@ -70,7 +70,7 @@ my $ahead = 1 << 51;
 $node->safe_psql('postgres', "SELECT setval('dlock_ticket_seq', $ahead)");
 $node->restart;
 fences_grow('after setval() to a number years ahead');
-cmp_ok($fences[-1], '>', $ahead, 'the sequence counts where it is ahead');
+cmp_ok($fences[-1], '>', $ahead, 'the sequence counts if it is ahead');
 foreach my $end (sort keys %ends)
 {
 	$ends{$end}->();
@@ -90,7 +90,7 @@ is($node->safe_psql('postgres', 'SELECT dlock_advance_ticket(1) > 1'),
 	't', 'dlock_advance_ticket() does not go back');
 fences_grow('after dlock_advance_ticket() to a smaller number');
 
-# Restrictions of a transaction or a setting make no difference.
+# Restrictions by a transaction or a setting make no difference.
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
 fences_grow('with max_worker_processes = 0');
@@ -131,7 +131,7 @@ like(
 	'lastval() stays undefined');
 $first->quit;
 
-# The sequence goes back while the server runs, below the numbers in memory.
+# The sequence goes back below the numbers in memory while the server runs.
 # Then the numbers in memory are used up.
 $other->query("SELECT setval('dlock_ticket_seq', 1)");
 is( $other->query(

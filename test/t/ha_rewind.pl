@@ -6,8 +6,8 @@
 # server exceed all fences ever given, including those on the other branch.
 #
 # What would break it: rows, or a sequence, that pg_rewind leaves in the old
-# primary's state; numbers that depend on the sequence alone, so that they
-# repeat after the fork; server state that survives from one turn to the next.
+# primary's state; numbers that depend on the sequence alone, and repeat on the
+# other branch; server state that survives from one turn to the next.
 
 use strict;
 use warnings FATAL => 'all';
@@ -59,7 +59,7 @@ sub acquire
 	return $fence;
 }
 
-# A server that was never primary, or was rewound, follows the other one.
+# Rewind a server, and let it follow the other server.
 sub follow
 {
 	my ($rewound, $source) = @_;
@@ -95,11 +95,11 @@ sub is_history
 	is( $session->query(q{SELECT ticket, granted, position FROM dlock_locks
 			WHERE name = 'kept' ORDER BY ticket}),
 		join("\n", "$held|t|0", map { "$queue[$_]|f|" . ($_ + 1) } 0 .. $#queue),
-		"$name: who holds, and who waits, in order");
+		"$name: the holder and the waiters are the same, in order");
 	is( $session->query("SELECT dlock_check('kept', $held), "
 			  . "dlock_fence('kept') = $held, dlock_wait($queue[0], '0')"),
 		't|t|f',
-		"$name: ... and so do answers say");
+		"$name: ... and functions agree");
 	foreach my $gone (@$given_up)
 	{
 		my ($lock, $fence) = @$gone;
@@ -109,10 +109,10 @@ sub is_history
 				  . "dlock_renew($fence) IS NULL, "
 				  . "count(*) FROM dlock_locks WHERE ticket = $fence"),
 			'f|t|0',
-			"$name: what was given up is gone: $lock");
+			"$name: an abandoned grant is gone: $lock");
 	}
 	is($session->query("SELECT dlock_check('last', $last)"),
-		't', "$name: the latest is there")
+		't', "$name: the latest grant is there")
 	  if $last;
 	return;
 }
@@ -126,24 +126,24 @@ sub fail_over
 	my @given_up;
 
 	$primary->wait_for_catchup($standby);
-	# it receives nothing from now on, and the primary is not told of the
-	# promotion
+	# From now on the standby receives nothing, and the primary does not learn
+	# of the promotion.
 	$standby->append_conf('postgresql.conf', q{primary_conninfo = ''});
 	$standby->reload;
 	$standby->poll_query_until('postgres',
 		'SELECT count(*) = 0 FROM pg_stat_wal_receiver')
 	  or die 'still connected';
 	push @given_up, [ $_, acquire($old, $_) ] foreach "lost", "lost too";
-	# a lock that is handed over on this branch, but keeps its holder on the
-	# other
+	# On this branch, the lock is handed over.  On the other, it keeps its
+	# holder.
 	is($old->query("SELECT dlock_lease_close($lease)"),
-		'1', "$name: a lease is closed on the branch that is given up");
+		'1', "$name: a lease is closed on the abandoned branch");
 	is($old->query("SELECT dlock_wait($queue[0])"),
 		't', "$name: ... and its lock is handed on");
 	$old->query('SELECT dlock_release_ticket(dlock_ttl_acquire(' .
 		"'other ' || i, '1h')) FROM generate_series(1, 200) AS i");
 	push @fences, $old->query("SELECT max(ticket) FROM dlock_queue");
-	# it reserves numbers again
+	# After a restart, the primary reserves numbers again.
 	$old->quit;
 	$primary->restart;
 	$old = session($primary);
@@ -173,7 +173,7 @@ sub fail_over
 	cmp_ok($remaining, '>=', $ttl - $passed, "$name: with the full ttl");
 	cmp_ok($remaining, '<=', 1.25 * $ttl,
 		"$name: ... and no more than a quarter beyond");
-	grows("$name: fences exceed those of the branch that is given up",
+	grows("$name: fences exceed those of the abandoned branch",
 		$greatest, acquire($new, 'new'), acquire($new, 'lost'),
 		acquire($new, 'more'));
 	like($new->query("SELECT dlock_renew($lease)"),
@@ -182,7 +182,7 @@ sub fail_over
 		  . q{WHERE name IN ('new', 'lost', 'more', 'last')});
 	$last = acquire($new, 'last');
 	is( $new->query(q{SELECT acquired > 0 FROM dlock_stats}),
-		't', "$name: it counts");
+		't', "$name: it counts acquisitions");
 	$new->quit;
 
 	($primary, $standby) = ($standby, $primary);
@@ -197,7 +197,7 @@ foreach (1 .. 10)
 	$primary->wait_for_catchup($standby);
 	my $session = session($standby);
 	like($session->query(q{SELECT dlock_try_acquire('new')}),
-		qr/25006/, "turn $generation: who was rewound refuses");
+		qr/25006/, "turn $generation: the rewound server refuses");
 	is($session->query('SELECT count(*) FROM dlock_locks'),
 		'0', "turn $generation: ... and shows nothing");
 	is( $session->query('SELECT ticket FROM dlock_queue ORDER BY ticket'),
@@ -211,7 +211,7 @@ $client = session($primary);
 is($client->query("SELECT dlock_lease_close($lease)"), '1', 'the lease is closed');
 foreach my $ticket (@queue)
 {
-	is($client->query("SELECT dlock_wait($ticket)"), 't', 'the next one has it');
+	is($client->query("SELECT dlock_wait($ticket)"), 't', 'the next waiter has the lock');
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', '... and releases it');
 }

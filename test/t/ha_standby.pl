@@ -44,9 +44,9 @@ $primary->wait_for_catchup($standby);
 my $session = session($standby);
 my @calls = split /\n/, $session->query($calls);
 
-# about sessions of this server, none of which can wait
+# functions about sessions of this server, none of which can wait
 my $question = q{SELECT dlock_blocking_pids('1')};
-# not about locks
+# functions that are not about locks
 my %others = map { $_ => 1 } 'SELECT dlock_version()', q{SELECT dlock_role_oid('1')};
 
 cmp_ok(scalar(@calls), '>', 10, 'there are functions');
@@ -67,8 +67,8 @@ is( $session->query(
 	'dlock_stats is zero');
 is($session->query('DISCARD ALL'), '', 'DISCARD ALL passes');
 
-# The standby's numbers must exceed those that the primary gives until then.
-# Each restart makes the primary reserve numbers.
+# The standby's numbers must exceed those that the primary gives until the
+# promotion.  Each restart makes the primary reserve numbers.
 foreach (1 .. 3)
 {
 	$primary->restart;
@@ -77,7 +77,7 @@ foreach (1 .. 3)
 grows('fences of the primary grow', @fences);
 $primary->wait_for_catchup($standby);
 
-# Cut off from here on: these reservations never arrive.
+# The standby is cut off from here on, and never gets these reservations.
 $standby->append_conf('postgresql.conf', "primary_conninfo = ''");
 $standby->restart;
 $session->quit;
@@ -95,16 +95,16 @@ $standby->promote;
 push @fences, $session->query("SELECT dlock_acquire('lock')");
 grows('a session from before the promotion gets a greater fence', @fences);
 is($standby->safe_psql('postgres', 'SELECT ticket FROM dlock_locks'),
-	$fences[-1], 'and holds the lock');
+	$fences[-1], 'the session holds the lock');
 $session->quit;
 push @fences, fence($standby);
-grows('so does a new one', @fences);
+grows('a new session gets a greater fence', @fences);
 $standby->restart;
 push @fences, fence($standby);
-grows('and one after a restart', @fences);
+grows('a session after a restart gets a greater fence', @fences);
 
-# Again, with a standby that received all WAL, of a primary whose numbers are
-# ahead of the time
+# Again, with a standby that has received all WAL from a primary whose numbers
+# are ahead of the time.
 my $next = new_standby($standby, 'next');
 $standby->safe_psql('postgres', 'SELECT dlock_advance_ticket((2^51)::bigint)');
 push @fences, fence($standby);
@@ -113,6 +113,6 @@ $standby->wait_for_catchup($next);
 $standby->stop('immediate');
 $next->promote;
 push @fences, fence($next);
-grows('fences grow on', @fences);
+grows('fences continue to grow', @fences);
 
 done_testing();

@@ -2,8 +2,8 @@
 # how long each server honours a lease, by the level at which the lease was
 # opened.  The table in docs/replication.md gives the same times.
 #
-# What would break it: the old primary honours leases that count on standbys
-# after the new one grants their locks; the new one grants them too early.
+# What would break it: the old primary honours a lease that counts on standbys
+# too long; the new primary grants the lease's lock too early.
 #
 # The test controls the clock, and advances it by an eighth of the ttl.
 
@@ -22,9 +22,9 @@ use Test::More;
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
 my $ttl = 8 * 3600;
-my $most = 2;    # ttls that are looked at
+my $most = 2;    # number of ttls that the test observes
 my @levels = ('off', 'local', 'remote_write', 'on', 'remote_apply');
-my %counts = map { $_ => 1 } @levels[ 2 .. 4 ];    # where standbys count
+my %counts = map { $_ => 1 } @levels[ 2 .. 4 ];    # levels at which standbys count
 my $page = slurp_file("$FindBin::RealBin/../../docs/replication.md");
 
 # For each level, a database with a lease that holds a lock
@@ -63,7 +63,7 @@ sub honours
 	return $session->query("SELECT dlock_check('lock', $fence)") eq 't';
 }
 
-# Is it renewed?  A renewal that waits for standbys is canceled.
+# Can the lease be renewed?  A renewal that waits for standbys is canceled.
 sub renews
 {
 	my ($session, $admin, $fence) = @_;
@@ -81,7 +81,7 @@ sub renews
 	return $session->answer eq '1';
 }
 
-# When a server first did not honour the lease, in ttls
+# Record when a server first did not honour the lease, in ttls.
 sub ends
 {
 	my ($times, $level, $holds, $time) = @_;
@@ -103,8 +103,8 @@ sub stop_server
 
 my %old;        # way => level => until when the old primary honours the lease
 my %renewed;    # ... and renews it
-my %new;        # the same of the new one, where nobody renews
-my @beside;     # where both did, and must not
+my %new;        # the same for the new primary, without renewals
+my @beside;     # levels at which both did, although they must not
 foreach my $way ('stopped', 'stopped_for_long', 'restarted')
 {
 	my ($primary, $standby, $fences) = new_pair($way);
@@ -138,7 +138,7 @@ foreach my $way ('stopped', 'stopped_for_long', 'restarted')
 		under_our_clock(sub { $primary->start });
 		$admin = session($primary);
 		$clients{$_} = session($primary, $_) foreach @levels;
-		# these get no answer
+		# These renewals get no answer.
 		foreach my $level (grep { $counts{$_} } @levels)
 		{
 			ends($old{$way}, $level, 0, 0);
@@ -147,7 +147,7 @@ foreach my $way ('stopped', 'stopped_for_long', 'restarted')
 	}
 	if ($way eq 'stopped_for_long')
 	{
-		# at once, whichever process is first
+		# immediately, whichever process reads the clock first
 		is( join(' ', grep { honours($clients{$_}, $fences->{$_}) } @levels),
 			'', 'stopped for long: no lease is honoured afterwards');
 		is( join(
@@ -178,14 +178,14 @@ foreach my $way ('stopped', 'stopped_for_long', 'restarted')
 		{
 			ok(!$client->answered, 'restarted: no answer without standbys');
 			$admin->query("SELECT pg_cancel_backend($client->{pid})");
-			like($client->answer, qr/57014/, '... until that is cut short');
+			like($client->answer, qr/57014/, '... until the call is canceled');
 		}
 	}
 	$_->quit foreach $admin, values %clients, values %promoted;
 	$standby->stop;
 	$primary->stop('immediate');
 }
-is("@beside", '', 'where standbys count, never both');
+is("@beside", '', 'if standbys count, the servers never both honour a lease');
 
 # The measured times match the page.
 sub until_when

@@ -1,17 +1,17 @@
-# A change of a lease or its ticket is durable on return: its info, its ttl,
-# and an exclusive hold that has become shared.  It survives a crash, and the
-# synchronous standby that takes over has it.  If the call fails, the info is
-# unchanged, the shorter ttl counts, and the hold is shared nevertheless; and
-# no ticket is granted beside a holder that a crash would make exclusive again.
+# A change of a lease or its ticket is durable when the call returns: of the
+# info, of the ttl, or from exclusive to shared.  The change survives a crash
+# and a failover to the synchronous standby.  If the call fails, the info is
+# unchanged, the shorter ttl counts, and the hold is shared nevertheless.  No
+# ticket is granted beside a holder that a crash would make exclusive again.
 # Slots that are set for a lock survive in the same way, with their holders.
 #
 # What would break it: an answer before the row is durable, at the level at
 # which standbys count for the lease; a longer ttl that counts before that, or
-# a shorter one that does not; an undo of a change after another session's
+# a shorter ttl that does not; an undo of a change after another session's
 # change; a reader that is admitted before the row says shared; slots that are
-# loaded after a lease's ticket, or used before they are loaded, or loaded from
-# a row that another session has changed since; a worker that looks at a lease
-# when its old ttl is over; a text that is freed while a view reads it.
+# loaded after a lease's ticket, used before they are loaded, or loaded from an
+# outdated row; a worker that checks a lease only when its old ttl is over; a
+# text that is freed while a view reads it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -73,53 +73,53 @@ $other->start("SELECT dlock_set_info($lease, 'third')");
 $admin->wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
 	  . "WHERE pid = $other->{pid}");
 cancel('a change of the info is canceled');
-is($other->answer, 't', 'and one that came after it is done');
-is(of_lease(), '01:00:00|t|third', 'and stays');
+is($other->answer, 't', 'a later change of the info is made');
+is(of_lease(), '01:00:00|t|third', 'the later info stays');
 $client->start("SELECT dlock_set_info($lease, 'new')");
 until_hangs();
-cancel('another one is canceled');
-is(of_lease(), '01:00:00|t|third', 'and the info is as before');
-row_becomes('01:00:00|third', 'in the row, too');
+cancel('another change of the info is canceled');
+is(of_lease(), '01:00:00|t|third', 'the info is unchanged');
+row_becomes('01:00:00|third', 'the row has the same values');
 
 $client->start("SELECT dlock_renew($lease, '2h')");
 until_hangs();
 is(of_lease(), '01:00:00|f|third',
-	'a longer ttl does not count yet, though nothing runs out before it');
-row_becomes('02:00:00|third', 'and is in the row');
-cancel('it is canceled');
-is(of_lease(), '01:00:00|t|third', 'and the shorter one stays');
-row_becomes('01:00:00|third', 'in the row, too');
+	'a longer ttl does not count yet, but the lease does not expire before it');
+row_becomes('02:00:00|third', 'the row has the longer ttl');
+cancel('the renewal is canceled');
+is(of_lease(), '01:00:00|t|third', 'the shorter ttl stays');
+row_becomes('01:00:00|third', 'the row has the same values');
 
 $client->start("SELECT dlock_renew($lease, '30 min')");
 until_hangs();
 is(of_lease(), '00:30:00|t|third', 'a shorter ttl counts at once');
-cancel('it is canceled');
-is(of_lease(), '00:30:00|t|third', 'and it stays');
-row_becomes('00:30:00|third', 'in the row, too');
+cancel('the renewal is canceled');
+is(of_lease(), '00:30:00|t|third', 'the shorter ttl stays');
+row_becomes('00:30:00|third', 'the row has the same values');
 
 # standbys count for the lease at any level of the caller
 $client->query('SET synchronous_commit = local');
 $client->start("SELECT dlock_renew($lease, '2h')");
 until_hangs();
 is(of_lease(), '00:30:00|f|third', 'standbys count for the lease');
-cancel('canceled once more');
+cancel('the renewal is canceled again');
 is($client->query('SHOW synchronous_commit'), 'local', 'the setting is back');
 $client->query('SET synchronous_commit = on');
 
-# a reader is admitted once the row is in the WAL
+# A reader is admitted when the row is in the WAL, before standbys have it.
 $reader->start("SELECT dlock_acquire('lock', shared => true) > $ticket");
 $admin->until_waits($reader);
 $client->start("SELECT dlock_downgrade($ticket)");
-is($reader->answer, 't', 'a reader comes in');
+is($reader->answer, 't', 'a reader is admitted');
 until_hangs();
 cancel('a downgrade is canceled');
 is($admin->query("SELECT mode FROM dlock_locks WHERE ticket = $ticket"),
-	'shared', 'and the hold is shared');
+	'shared', 'the hold is shared');
 commits_hang($node, 0);
-is($client->query("SELECT dlock_downgrade($ticket)"), 't', 'asked for again');
-is($reader->query("SELECT dlock_release('lock')"), 't', 'the reader goes');
+is($client->query("SELECT dlock_downgrade($ticket)"), 't', 'the downgrade is repeated');
+is($reader->query("SELECT dlock_release('lock')"), 't', 'the reader releases');
 is($client->query("SELECT dlock_release_ticket($ticket)"),
-	't', 'and so does the ticket');
+	't', 'the holder releases');
 
 #
 # While the worker does not write
@@ -138,12 +138,12 @@ my $short = $client->query("SELECT dlock_ttl_acquire('short', '1h')");
 			"SELECT mode, dlock_try_acquire('lock', shared => true) IS NULL "
 			  . "FROM dlock_locks WHERE ticket = $ticket"),
 		'exclusive|t',
-		'without the row, nobody comes in');
-	is($reader->answered, '', 'nor who waits');
+		'no reader is admitted before the row is written');
+	is($reader->answered, '', 'a waiting reader is not admitted, either');
 	$other->start("SELECT dlock_renew($short, '100 ms')");
 	$admin->wait_for(
 		"SELECT count(*) = 0 FROM dlock_leases WHERE lease = $short");
-	is($other->answered, '', 'a ttl that is over before its row is written');
+	is($other->answered, '', 'a renewal waits though its ttl is over');
 	kill_server($node);
 	$_->vanish foreach $admin, $client, $other, $reader;
 }
@@ -154,9 +154,9 @@ is( $admin->query(
 		"SELECT mode, dlock_try_acquire('lock', shared => true) IS NULL "
 		  . "FROM dlock_locks WHERE ticket = $ticket"),
 	'exclusive|t',
-	'and after a crash it is exclusive');
+	'the holder is exclusive after a crash');
 
-# the same, and the worker continues
+# Again, but the worker continues.
 {
 	my $worker = freeze($admin);
 
@@ -166,13 +166,13 @@ is( $admin->query(
 	$admin->wait_for(
 		"SELECT count(*) = 0 FROM dlock_leases WHERE lease = $short");
 	thaw($worker);
-	is($other->answer, '', 'such a renewal says that the lease is gone');
-	like($reader->answer, qr/^\d+$/, 'and the next one gets the lock');
+	is($other->answer, '', 'a renewal whose ttl is over says that the lease is gone');
+	like($reader->answer, qr/^\d+$/, 'the next session gets the lock');
 }
 
 #
-# Slots that are set, after a crash and a promotion, too, with as many holders
-# as before.  What was not committed is not there.
+# Slots that are set count after a crash and a promotion, too, with as many
+# holders as before.  Uncommitted slots do not.
 #
 sub slots_are
 {
@@ -194,7 +194,7 @@ sub slots_are
 	return $session->query('SELECT dlock_release_all()');
 }
 
-# A session whose commit is visible, and that has not changed memory yet
+# A session's commit is visible, but has not changed shared memory yet.
 SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
@@ -226,15 +226,15 @@ is( $client->query(
 		"SELECT count(dlock_try_ttl_acquire('jobs', '1h', slots => 1, "
 		  . "owner => i::text)) FROM generate_series(1, 4) AS i"),
 	'3',
-	'as many as are set get the lock');
+	'as many tickets as slots are granted');
 $client->query("SELECT dlock_ttl_enqueue('jobs', '1h', 'nobody', slots => 7)");
 is( $client->query(
 		"SELECT dlock_set_slots('jobs', 2), dlock_set_slots('free', NULL)"),
-	'|', 'fewer than are given out');
+	'|', 'fewer slots than holders are set');
 $other->query("BEGIN; SELECT dlock_set_slots('jobs', 9)");
 
 #
-# Answered changes are there after a crash, and on the promoted standby
+# Answered changes survive a crash, and are on the promoted standby
 #
 sub is_there
 {
@@ -268,8 +268,8 @@ $admin = session($node);
 slots_are($admin, '2 t, 2 t, 2 t, 2 f', 'slots after a crash');
 is_there($admin, 'a crash');
 
-# Slots are set while a session loads those that were set before a crash.  It
-# has read the row already, but its value does not count.
+# Slots are set while another session loads the slots set before a crash.  That
+# session has read the old row already, but the old value does not count.
 SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
@@ -279,7 +279,7 @@ SKIP:
 	$admin = session($node);
 	my $reader = session($node);
 
-	# other tables are read by then
+	# other tables have been read by then
 	$reader->query("SELECT dlock_version_of('x')");
 	my $has_row = stop_behind($reader, 'heap_getnextslot');
 
@@ -287,7 +287,7 @@ SKIP:
 	$has_row->();
 	$admin->query('UPDATE dlock_slots SET slots = slots + 5');
 	$has_row->();
-	is($reader->answer, 't', 'slots that are set while they are read');
+	is($reader->answer, 't', 'slots that are set while old slots are loaded');
 	$reader->quit;
 	backends_gone($reader->{pid});
 	is( $admin->query("SELECT count(dlock_try_acquire('session', slots => 9)) "
@@ -308,30 +308,30 @@ is( $client->query(
 	'1|t|t',
 	'changed, with a standby');
 is($client->query("SELECT dlock_set_slots('jobs', 4)"),
-	'', 'and more slots are set');
+	'', 'more slots are set');
 is($client->query("SELECT dlock_wait(max(ticket)) FROM dlock_locks('jobs')"),
-	't', 'which lets one in');
+	't', 'a waiter is granted a new slot');
 kill_server($node);
 $_->vanish foreach $admin, $client;
 take_over($standby);
 $admin = session($standby);
-# the first session that loads them cannot have emptied the table, and its
-# other changes do not count
+# The first session that loads the slots must not have emptied the table.  Its
+# other uncommitted changes do not count.
 $admin->query('BEGIN; TRUNCATE dlock_slots');
 like($admin->query("SELECT dlock_try_acquire('session', slots => 9)"),
-	qr/55000.*changed or locked/, 'not where they are gone for nobody else');
+	qr/55000.*changed or locked/, 'slots are not loaded from an uncommitted TRUNCATE');
 $admin->query('ROLLBACK');
 $admin->query("BEGIN; UPDATE dlock_slots SET slots = 1 WHERE name = 'session'; "
 	  . "UPDATE dlock_slots SET slots = 5 WHERE name = 'jobs'");
 slots_are($admin, '4 t, 4 t, 4 t, 4 t', 'slots on that standby, promoted');
 $admin->query('ROLLBACK');
-slots_are($admin, '4 t, 4 t, 4 t, 4 t', 'and after a rollback');
+slots_are($admin, '4 t, 4 t, 4 t, 4 t', 'slots after a rollback');
 is( $admin->query(
 		"SELECT l.ttl, l.remaining > '4 h', q.mode, q.info "
 		  . "FROM dlock_leases AS l JOIN dlock_locks AS q USING (lease) "
 		  . "WHERE lease = $ticket"),
 	'05:00:00|t|shared|last',
-	'and on that standby, promoted');
+	'changes on that standby, promoted');
 
 #
 # A view reads a text that another session changes
@@ -358,7 +358,7 @@ is( $admin->query(
 		$looks++;
 	}
 	is($_->answer, '30000', 'texts were changed') foreach @writers;
-	is($torn, 0, 'each that was seen is one of them');
+	is($torn, 0, 'each text that was read is complete');
 	note "$looks looks";
 	$_->quit foreach @writers;
 }

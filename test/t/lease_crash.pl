@@ -1,9 +1,9 @@
-# What a client was told of its leases and tickets is true after a crash, at
-# any moment: holders hold, waiters have the same place and ticket, each lease
-# has its full ttl, and an ended ticket that was replaced does not come back.
-# Two clients never hold together, before or after the crash, and nothing is
-# left once all is closed.  With synchronous_commit = off, the latest changes
-# may be missing, but the state is that of one moment.
+# What a client was told of its leases and tickets is true after a crash at any
+# moment: holders hold, waiters have the same place and ticket, each lease has
+# its full ttl, and an ended ticket that was replaced does not come back.  Two
+# clients never hold a lock together, before or after the crash.  Nothing is
+# left when all leases are closed.  With synchronous_commit = off, the latest
+# changes may be missing, but the state is that of one moment.
 #
 # What would break it: an answer before the row is in the WAL, or flushed; a
 # hand-over before the removal of the holder is in the WAL; a row that is

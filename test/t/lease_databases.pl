@@ -1,12 +1,13 @@
 # Leases belong to one installation of the extension in one database.  They
-# stay if it moves, or if its DROP is rolled back.  They go with it and with
-# the database, and a copy of the database honours none of them.
+# stay if the extension moves to another schema, or if its DROP is rolled
+# back.  They end with the extension or the database.  A copy of the database
+# honours none of them.
 #
-# What would break it: a worker that looks for its tables in the old schema,
-# that stays when they are gone or about to be dropped, or that still counts as
-# a process of the former owner; a waiter that is not told; a row that is taken
-# for a lease in a copy; a lock that others need while the rest of a dropped
-# space is removed, or a rest that an error leaves.
+# What would break it: a worker that uses the old schema, that stays when its
+# tables are gone or about to be dropped, or that still counts as a process of
+# the former owner; a waiter that is not woken; a row that counts as a lease in
+# a copy; a removal of a dropped space that blocks other sessions, or that an
+# error leaves incomplete.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,7 +24,7 @@ my $client = session($node);
 my $admin = session($node);
 
 #
-# The extension goes, comes back, and moves
+# The extension is dropped, created again, and moved
 #
 my $lease = $client->query("SELECT dlock_lease_open('10min')");
 my $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
@@ -41,9 +42,9 @@ is($client->query("SELECT dlock_check('held', $fence), dlock_renew($lease)"),
 like($client->query("SELECT dlock_lease_acquire('moved', $lease)"),
 	qr/^\d+$/, 'the worker finds its tables');
 is( $client->query('SELECT count(*) FROM elsewhere.dlock_queue'),
-	'3', 'and writes there');
+	'3', 'the worker writes to its tables');
 
-# Dropped: the leases are gone, and no session waits for them.
+# When the extension is dropped, its leases end, and no session waits for them.
 my $short =
   $client->query("SELECT dlock_ttl_acquire('short', '1s', timeout => '0')");
 like($short, qr/^\d+$/, 'a short lease');
@@ -60,19 +61,19 @@ is( $client->query(
 		  . '(SELECT count(*) FROM dlock_leases), '
 		  . '(SELECT count(*) FROM dlock_queue)'),
 	'0|0|0',
-	'DROP and CREATE EXTENSION with leases: a new one starts empty');
+	'DROP and CREATE EXTENSION with leases: the new extension starts empty');
 is($client->query("SELECT dlock_renew($lease) IS NULL"),
 	't', 'old leases are gone');
 grows('fences grow', $fence,
 	$client->query("SELECT dlock_ttl_acquire('held', '10min')"));
 like($next->answer, qr/55L01: lock "held" is gone/,
-	'who waited for an old lease waits no more');
+	'a session that waited for an old lease gets an error');
 backends_gone($worker);
-pass('its worker goes');
+pass('the worker of the dropped extension exits');
 $next->quit;
 
 #
-# Databases come and go
+# Databases are created and dropped
 #
 $client->quit;
 $node->safe_psql('postgres', 'CREATE DATABASE a');
@@ -85,19 +86,19 @@ $node->safe_psql('a', 'CREATE EXTENSION dlock');
 is($node->safe_psql('a', 'SELECT count(*) FROM dlock_locks'),
 	'0', 'a database of the same name has none');
 is($node->safe_psql('a', "SELECT dlock_lease_close(dlock_lease_open('10min'))"),
-	'0', 'a lease comes and goes');
+	'0', 'a lease is opened and closed');
 $client = session($node, 'a');
 no_worker($client);
 $client->quit;
 is($node->safe_psql('postgres', 'DROP DATABASE a'),
-	'', 'without a lease the worker is not in the way of DROP DATABASE');
+	'', 'without leases, no worker blocks DROP DATABASE');
 
 #
 # Leases of others do not block a database's owner without other rights
 #
 $admin->query('CREATE ROLE landlord LOGIN CREATEDB; CREATE ROLE tenant LOGIN');
 
-# The worker of a database, which not all roles may see
+# The worker of a database.  Not all roles may see it.
 sub worker_of
 {
 	my ($database) = @_;
@@ -144,17 +145,17 @@ let('flat');
 as_landlord('flat', 'ALTER DATABASE flat RENAME TO house',
 	'the owner renames it');
 is($node->safe_psql('house', "SELECT dlock_check('rented', $fence)"),
-	't', 'and its leases stay');
+	't', 'the renamed database keeps its leases');
 as_landlord('house', 'CREATE DATABASE copied TEMPLATE house',
 	'the owner copies it');
 is($node->safe_psql('copied', 'SELECT count(*) FROM dlock_locks'),
-	'0', 'without its leases');
+	'0', 'the copy has no leases');
 as_landlord('house', 'DROP DATABASE house', 'the owner drops it');
 let('room');
 as_landlord('room', 'DROP DATABASE room WITH (FORCE)',
 	'the owner drops it by force');
 
-# another owner, while the worker is there
+# The owner changes while the worker runs.
 let('cottage');
 $fence = $node->safe_psql('cottage', "SELECT dlock_ttl_acquire('rented', '1h')");
 my $pid = worker_of('cottage');
@@ -169,7 +170,7 @@ poll('the new owner drops it by force',
 pass('a new owner drops it by force');
 backends_gone($pid);
 
-# a connected session blocks it, and keeps the worker
+# A connected session blocks DROP DATABASE, and keeps the worker.
 let('shop');
 my $tenant = session($node, 'shop', 'user=tenant');
 $fence = $tenant->query("SELECT dlock_ttl_acquire('rented', '1h')");
@@ -178,25 +179,25 @@ my $landlord = session($node, 'postgres', 'user=landlord');
 like(
 	$landlord->query('DROP DATABASE shop'),
 	qr/55006: database "shop" is being accessed by other users/,
-	'but not while somebody is connected');
-is(worker_of('shop'), $kept, 'nor is it left without its worker for that');
+	'a connected session blocks the DROP');
+is(worker_of('shop'), $kept, 'the worker is still the same after the refused DROP');
 is($landlord->query("SELECT pg_terminate_backend($kept)"),
 	't', 'the owner may end the worker');
 backends_gone($kept);
 is($tenant->query("SELECT dlock_check('rented', $fence)"),
-	't', 'which comes again');
+	't', 'the lease holds, and the worker starts again');
 worker_of('shop');
 $tenant->quit;
-# end what the owner is asked to end
+# The owner ends the leases that it must end before a DROP.
 my $owner = session($node, 'shop', 'user=landlord');
 is( $owner->query(
 		'SELECT count(dlock_force_close(lease)) FROM dlock_leases'),
 	'1', 'the owner closes leases of others');
-is($owner->query('SELECT count(*) FROM dlock_leases'), '0', 'and they are gone');
+is($owner->query('SELECT count(*) FROM dlock_leases'), '0', 'the leases are gone');
 
-# and a lock that a delay keeps closed
+# The owner also opens a lock that a delay keeps closed.
 my ($ttl, $delayed) = (ample(1));
-poll('a lease that lives for long enough',
+poll('a lease that lives long enough to acquire',
 	sub {
 		$ttl *= 2;
 		$delayed =
@@ -207,16 +208,16 @@ poll('a lease that lives for long enough',
 $owner->wait_for("SELECT dlock_try_acquire('delayed') IS NULL "
 	  . "AND NOT EXISTS (SELECT FROM dlock_leases WHERE lease = $delayed)");
 is($owner->query("SELECT dlock_force_close($delayed)"),
-	'1', 'a delay is ended by force');
-is($owner->query("SELECT dlock_force_close($delayed) IS NULL"), 't', 'once');
+	'1', 'the owner ends a delay by force');
+is($owner->query("SELECT dlock_force_close($delayed) IS NULL"), 't', 'the delay is ended once');
 like($owner->query("SELECT dlock_acquire('delayed')"),
-	qr/^\d+$/, 'and the lock is free');
+	qr/^\d+$/, 'the lock is free');
 $owner->quit;
-is($landlord->query('DROP DATABASE shop'), '', 'dropped with nobody connected');
+is($landlord->query('DROP DATABASE shop'), '', 'dropped without a connected session');
 $landlord->quit;
 
-# A template must not be in use, and a worker uses it, but makes way.  Here a
-# copy with rows is made before the first call after a restart.
+# A worker exits so that its database can be a template.  Here, a copy with
+# rows is made before the first call after a restart.
 $node->safe_psql('postgres', 'CREATE DATABASE original');
 $node->safe_psql('original', 'CREATE EXTENSION dlock');
 $fence =
@@ -225,22 +226,22 @@ $admin->quit;
 $node->restart;
 $node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE original');
 is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
-	'1', 'a row came with the copy of a database');
+	'1', 'a row is copied with the database');
 is( $node->safe_psql('copy', q{SELECT count(*) FROM dlock_locks}),
-	'0', 'which has no locks');
+	'0', 'the copy has no locks');
 is($node->safe_psql('copy', "SELECT dlock_check('lock', $fence)"),
-	'f', 'the fence is not one here');
+	'f', 'the fence is not valid in the copy');
 grows('fences grow', $fence,
 	$node->safe_psql('copy',
 		"SELECT dlock_try_ttl_acquire('lock', '10min')"));
 is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
-	'1', 'the row that came with it is discarded');
+	'1', 'the copied row is discarded');
 is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
 	't', 'the original holds');
 
 #
-# Any session removes dropped spaces.  Only sessions that need the replacement
-# wait for that.
+# Any session removes dropped spaces.  Only sessions that need a space's
+# replacement wait for the removal.
 #
 $admin = session($node);
 $admin->query($_)
@@ -262,7 +263,7 @@ sub make_leased
 	return $ticket;
 }
 
-# A session with its first call in a database
+# A session that has made its first call in a new database
 sub first_in
 {
 	my ($database) = @_;
@@ -282,7 +283,7 @@ SKIP:
 {
 	skip 'no debugger that can be attached', 19 unless debugger_works($admin);
 
-	# a database
+	# A dropped database is removed.
 	my $before = $admin->query($used);
 	make_leased('gone');
 	$admin->query('DROP DATABASE gone');
@@ -293,35 +294,35 @@ SKIP:
 	my $new = first_in('new');
 	$admin->start('SELECT dlock_advance_ticket(1) > 0');
 	$new->start($first);
-	# if they do wait, it is for the stopped session
+	# If these sessions wait, they wait for the stopped session.
 	my ($reserved, $begun) = map {
 		my $session = $_;
 		eval { poll('an answer', sub { $session->answered }) }
 	} $admin, $new;
 	$stopped->();
 	ok($reserved, 'other databases reserve numbers while one is removed');
-	ok($begun, 'and begin to');
-	is($_->answer, 't', 'as ever') foreach $admin, $new;
-	is($by->answer, 't', 'it is removed');
+	ok($begun, 'a new database can be used while another is removed');
+	is($_->answer, 't', 'the calls return') foreach $admin, $new;
+	is($by->answer, 't', 'the dropped database is removed');
 	$_->quit foreach $by, $new;
 	backends_gone($_->{pid}) foreach $by, $new;
-	cmp_ok($admin->query($used), '<=', $before, 'with all that it had');
+	cmp_ok($admin->query($used), '<=', $before, 'its memory is free');
 
-	# ... and an error
+	# ... with an error
 	make_leased('gone');
 	$admin->query('DROP DATABASE gone');
 	$by = first_in('by_error');
 	my $raised = raise_in($by, 'dlock_queue_purge', 'dlock_id_delete');
 	$by->start($first);
 	$raised->();
-	like($by->answer, qr/ERROR/, 'an error breaks it off');
+	like($by->answer, qr/ERROR/, 'an error interrupts the removal');
 	$new = first_in('behind_error');
-	is($new->query($first), 't', 'the next one goes on');
+	is($new->query($first), 't', 'the next session completes the removal');
 	$_->quit foreach $by, $new;
 	backends_gone($_->{pid}) foreach $by, $new;
-	cmp_ok($admin->query($used), '<=', $before, 'and nothing is left');
+	cmp_ok($admin->query($used), '<=', $before, 'no memory is left over');
 
-	# an installation whose DROP is rolled back
+	# An installation is removed whose DROP is then rolled back.
 	my $ticket = make_leased('same');
 	my $asked = "SELECT dlock_check('leased', $ticket)";
 	my $dropper = session($node, 'same');
@@ -333,31 +334,31 @@ SKIP:
 	$user->start($asked);
 	$admin->wait_for("SELECT wait_event_type = 'LWLock' "
 		  . "FROM pg_stat_activity WHERE pid = $user->{pid}");
-	ok(!$user->answered, 'who needs it waits until it is removed');
+	ok(!$user->answered, 'a session that needs the installation waits for the removal');
 	$stopped->();
-	is($dropper->answer, 't', 'which it is');
+	is($dropper->answer, 't', 'the installation is removed');
 	$dropper->query('ROLLBACK');
-	is($user->answer, 't', 'and reads it again');
+	is($user->answer, 't', 'the session loads the installation again');
 	no_worker($user);
 	$_->quit foreach $user, $dropper;
 	backends_gone($_->{pid}) foreach $user, $dropper;
 
-	# ... and an error
+	# ... with an error
 	$dropper = session($node, 'same');
 	$dropper->query('SELECT dlock_version()');
 	$raised = raise_in($dropper, 'dlock_queue_purge', 'dlock_id_delete');
 	$dropper->start($anew);
 	$raised->();
-	like($dropper->answer, qr/ERROR/, 'an error breaks that off');
+	like($dropper->answer, qr/ERROR/, 'an error interrupts the removal');
 	$dropper->query('ROLLBACK');
-	is($node->safe_psql('same', $asked), 't', 'what is left of it is removed');
+	is($node->safe_psql('same', $asked), 't', 'the next session completes the removal');
 	is( $node->safe_psql('same', "SELECT dlock_try_acquire('leased') IS NULL"),
 		't',
-		'and the lease holds');
+		'the lease holds');
 	$dropper->quit;
 	backends_gone($dropper->{pid});
 
-	# ... and one that a session begins to use just before it is removed
+	# ... while a session begins to use the installation
 	($dropper, $user) = map { session($node, 'same') } 1 .. 2;
 	no_worker($user);
 	$dropper->query('BEGIN; DROP EXTENSION dlock; CREATE EXTENSION dlock');
@@ -365,14 +366,14 @@ SKIP:
 	$dropper->start($first);
 	$stopped->();
 	is($user->query("SELECT dlock_fence('mine') IS NULL"),
-		't', 'a session begins to use one that is about to be removed');
+		't', 'a session begins to use an installation about to be removed');
 	$stopped->();
-	is($dropper->answer, 't', 'which it is not, then');
+	is($dropper->answer, 't', 'the installation is not removed');
 	$dropper->query('ROLLBACK');
 	is($user->query("SELECT dlock_acquire('mine') > 0"),
-		't', 'it gets a lock there');
+		't', 'the session gets a lock in the installation');
 	is($node->safe_psql('same', "SELECT dlock_try_acquire('mine') IS NULL"),
-		't', 'and nobody else does');
+		't', 'no other session gets the lock');
 	$_->quit foreach $dropper, $user;
 }
 $admin->quit;
