@@ -1,6 +1,6 @@
-# A lease that is not renewed expires, never early.  From then on it is gone in
-# every answer, even if the worker has not ended it yet.  Its locks go to the
-# next waiters after the expiry is written, or after the lease's delay.
+# A lease that is not renewed expires, never early.  From then on, every answer
+# says that it is gone, even if the worker has not ended it yet.  Its locks are
+# handed over after the expiry is written, or after the lease's delay.
 #
 # What would break it: an answer that depends on the worker instead of the
 # deadline; a grant before the row is removed; a renewal that succeeds beside
@@ -69,7 +69,7 @@ is( $admin->query(
 		'SELECT count(*), count(*) FILTER (WHERE granted) FROM dlock_locks '
 		  . "WHERE ticket IN ($by_lease, $by_ttl, $by_shared, $gone)"),
 	'4|3',
-	'they are in the view');
+	'the leases are in the view');
 
 # The worker cannot end any of them.
 $client->wait_for(
@@ -83,7 +83,7 @@ foreach (
 
 	$client->wait_for("SELECT NOT dlock_check('$name', $fence)");
 	is($client->query("SELECT dlock_renew($id) IS NULL"),
-		't', "$name: not to be renewed");
+		't', "$name: the lease cannot be renewed");
 	like($client->query("SELECT dlock_guard('$name', $fence)"),
 		qr/55L01/, "$name: not to guard with");
 	like($client->query("SELECT dlock_release_ticket($fence)"),
@@ -98,7 +98,7 @@ like($client->query("SELECT dlock_lease_acquire('more', $lease)"),
 	qr/55L01/, 'nothing can be acquired with the lease');
 like($client->query("SELECT dlock_wait($gone, '0')"),
 	qr/55L01/, 'a place in the queue is gone');
-like($_->answer, qr/55L01/, '... also for who waits there') foreach @waiting;
+like($_->answer, qr/55L01/, '... also for sessions that wait with it') foreach @waiting;
 is($client->query("SELECT dlock_fence('a') IS NULL, dlock_fence('b') IS NULL"),
 	't|t', 'nobody holds');
 is( $client->query(
@@ -106,13 +106,13 @@ is( $client->query(
 		  . "dlock_try_acquire('b') IS NULL, "
 		  . "dlock_try_lease_acquire('c', $other) IS NULL"),
 	't|t|t',
-	'but nobody is granted the locks before that is written');
+	'no session is granted the locks before the expiry is written');
 is($client->query("SELECT dlock_wait($queued, '0')"), 'f', 'not to a ticket');
 is($client->query("SELECT dlock_try_ttl_acquire('d', '1h', owner => 'me') IS NULL"),
-	't', 'nor to who had it, and asks for it again');
-ok(!$waiter->answered, 'nor to a waiter');
+	't', 'the old owner is not granted its lock again, either');
+ok(!$waiter->answered, 'a waiter is not granted a lock, either');
 is($admin->query("SELECT count(*) FROM dlock_queue WHERE ticket IN ($by_lease, $by_ttl)"),
-	'2', 'the rows are there');
+	'2', 'the rows still exist');
 like($guard->query('COMMIT'), qr/55L01/, 'a guarded commit fails');
 is($admin->query('SELECT count(*) FROM t'), '0', 'and is rolled back');
 
@@ -133,8 +133,8 @@ $client->query("SELECT dlock_release_all(), dlock_lease_close($other)");
 $_->quit foreach $waiter, $shared, $guard, @waiting;
 
 #
-# With a delay, which begins when the worker comes: the lock is closed before
-# that, too.
+# A delay begins when the worker ends the lease.  The lock is closed before,
+# too.
 #
 $lease = $client->query("SELECT dlock_lease_open('$ttl s', delay => '10min')");
 my $closing = $client->query("SELECT dlock_lease_acquire('closing', $lease)");
@@ -144,9 +144,9 @@ is( $client->query(
 		"SELECT granted, position, remaining > '9min' FROM dlock_locks "
 		  . "WHERE ticket = $closing"),
 	'f|0|t',
-	'a delay that has still to begin keeps the lock closed');
+	'a delay that has not begun yet keeps the lock closed');
 like($client->query("SELECT dlock_try_acquire('closing', slots => 2)"),
-	qr/55000/, 'in use with other slots');
+	qr/55000/, 'the lock is in use with other slots');
 is($client->query("SELECT dlock_try_acquire('closing') IS NULL"),
 	't', 'and busy');
 thaw($worker);
@@ -155,11 +155,11 @@ is( $client->query(
 		"SELECT granted, position, remaining > '9min' FROM dlock_locks "
 		  . "WHERE ticket = $closing"),
 	'f|0|t',
-	'as when it has begun');
+	'a delay that has begun keeps the lock closed');
 is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
 
-# A lease that has run out is closed by force before the worker comes: no delay
-# begins.  Its ttl begins at the end of a session.
+# An expired lease is closed by force before the worker ends it, so no delay
+# begins.  The lease's ttl begins at the end of its session.
 {
 	my $keeper = session($node);
 	my $forced = $keeper->query(
@@ -170,7 +170,7 @@ is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
 	$keeper->quit;
 	$admin->wait_for("SELECT NOT dlock_check('forced', $ticket)");
 	is($admin->query("SELECT dlock_force_close($forced)"),
-		'1', 'closed by force before the worker comes');
+		'1', 'closed by force before the worker ends it');
 	thaw($worker);
 	$admin->wait_for(
 		"SELECT count(*) = 0 FROM dlock_queue_lease WHERE lease = $forced");
@@ -178,12 +178,12 @@ is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
 }
 
 #
-# Renewals keep all tickets of a lease.  An answer that it is gone is right
-# only if its ttl has passed since the last renewal was asked for.
+# Renewals keep all tickets of a lease.  The answer that a lease is gone is
+# right only if its ttl has passed since the last renewal was requested.
 #
 my $sent;
 
-# Renew a lease for several times its ttl; returns how many tickets it had at
+# Renew a lease for several times its ttl.  Return how many tickets it had at
 # the end.
 sub keep
 {
@@ -226,7 +226,7 @@ for ($ttl = ample(1);; $ttl *= 2)
 	note "a ttl of $ttl s is too short here";
 }
 $client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
-cmp_ok(now(), '>=', $sent + $ttl, 'and all go when it is not renewed');
+cmp_ok(now(), '>=', $sent + $ttl, 'all are lost when the lease is not renewed');
 
 #
 # Renewals that race with the expiry.  If one succeeded, nothing is lost within
@@ -237,7 +237,7 @@ my @wrong;
 $ttl = ample(0.1);
 foreach my $i (1 .. 24)
 {
-	# the time from the request to the deadline: from early to too late
+	# the time from the request to the deadline, from early to too late
 	my $early =
 	  $i % 8 == 0 ? $ttl / 2 : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
 	my @fences;
@@ -289,8 +289,8 @@ foreach my $i (1 .. 24)
 	push @wrong, "$i: granted before its time" if now() < $sent + $ttl;
 	$admin->query('SELECT dlock_release_all()');
 }
-is(join('; ', @wrong), '', 'renewals and expiry agree');
-ok($kept > 0 && $lost > 0, 'either came first')
+is(join('; ', @wrong), '', 'no renewal succeeded beside an expiry');
+ok($kept > 0 && $lost > 0, 'each of the two came first at times')
   or diag("$kept renewals, $lost losses");
 
 #
@@ -307,11 +307,11 @@ $client->query("SELECT dlock_release('lock')");
 is($admin->query("SELECT dlock_wait($ticket)"), 't', 'a ticket is granted');
 my $remaining = $admin->query('SELECT extract(epoch FROM remaining) '
 	  . "FROM dlock_locks WHERE ticket = $ticket");
-cmp_ok($remaining, '>=', $ttl - (now() - $sent), 'its ttl starts over then');
-cmp_ok($remaining, '<=', $ttl, 'and is no more than it was');
+cmp_ok($remaining, '>=', $ttl - (now() - $sent), 'the ttl starts over at the grant');
+cmp_ok($remaining, '<=', $ttl, 'the ttl is no longer than before');
 $admin->query("SELECT dlock_release_ticket($ticket)");
 
-# One that runs out in the queue lets later tickets pass.
+# A ticket that expires in the queue lets later tickets pass.
 $client->query("SELECT dlock_acquire('lock')");
 $ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '1s')");
 $waiter = session($node);
@@ -319,9 +319,9 @@ $waiter->start("SELECT dlock_acquire('lock')");
 $admin->until_waits($waiter);
 $admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket");
 like($admin->query("SELECT dlock_wait($ticket)"),
-	qr/55L01/, 'a ticket that runs out in the queue is gone');
+	qr/55L01/, 'a ticket that expires in the queue is gone');
 $client->query("SELECT dlock_release('lock')");
-grows('those behind it are served', $ticket, $waiter->answer);
+grows('the tickets behind it are granted', $ticket, $waiter->answer);
 $waiter->quit;
 
 #
@@ -353,25 +353,25 @@ foreach my $way (sort keys %ways)
 	  $client->query(
 		'SELECT attached_pid IS NULL, extract(epoch FROM remaining) '
 		  . "FROM dlock_leases WHERE lease = $attached");
-	is($pid, 't', '... and not any more');
-	cmp_ok($left, '>=', 600 - (now() - $sent), '... its ttl runs from then');
+	is($pid, 't', '... and detached then');
+	cmp_ok($left, '>=', 600 - (now() - $sent), '... its ttl runs from the end of the session');
 	is( $client->query(
 			"SELECT dlock_check('at', $fence), dlock_renew($attached), "
 			  . "dlock_lease_acquire('at', $attached)"),
 		"t|1|$fence",
-		'... who comes back finds it as it was');
+		'... a client that returns finds the lease unchanged');
 	is($client->query("SELECT dlock_lease_close($attached)"),
 		'1', '... and can close it');
 }
 
-# It needs no heartbeat, and runs out after the session.
+# An attached lease needs no heartbeat, and expires after its session.
 {
 	my $session = session($node);
 	my $attached = $session->query(
 		"SELECT dlock_lease_open('200ms', attach => true)");
 	my $fence = $session->query("SELECT dlock_lease_acquire('at', $attached)");
 
-	# another lease of a longer ttl shows that the time has passed
+	# the expiry of another lease with a longer ttl shows that time has passed
 	my $plain = $client->query("SELECT dlock_lease_open('1s')");
 	$client->wait_for(
 		"SELECT count(*) = 0 FROM dlock_queue_lease WHERE lease = $plain");
@@ -382,7 +382,7 @@ foreach my $way (sort keys %ways)
 	$admin->until_waits($client);
 	$sent = now();
 	$session->quit;
-	grows('it is lost a ttl after its session', $fence, $client->answer);
+	grows('the lease is lost a ttl after its session', $fence, $client->answer);
 	cmp_ok(now(), '>=', $sent + 0.2, 'and not before');
 	$client->query('SELECT dlock_release_all()');
 }
@@ -390,7 +390,7 @@ foreach my $way (sort keys %ways)
 #
 # Delay
 #
-# The ttl of these begins at the end of a session.
+# The ttls of these leases begin at the end of a session.
 sub open_delayed
 {
 	my ($name, $delay) = @_;
@@ -402,7 +402,7 @@ sub open_delayed
 		$keeper->query("SELECT dlock_lease_acquire('$name', $lease)"));
 }
 
-# A long delay shows the closed locks.
+# With a long delay, the test can observe the closed locks.
 my ($keeper, $fence);
 ($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "
@@ -413,7 +413,7 @@ $admin->until_waits($waiter);
 $keeper->quit;
 $admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
 is($client->query("SELECT dlock_check('delayed', $fence)"),
-	'f', 'a lease with a delay runs out');
+	'f', 'a lease with a delay expires');
 is( $client->query(
 		'SELECT ticket, granted, position, remaining > \'0\' '
 		  . "FROM dlock_locks WHERE name = 'delayed' AND lease IS NOT NULL"),
@@ -423,14 +423,14 @@ is($client->query("SELECT dlock_try_acquire('delayed') IS NULL"),
 	't', 'to everyone');
 is($client->query("SELECT dlock_renew($lease) IS NULL"),
 	't', 'the lease is gone');
-ok(!$waiter->answered, 'nor has the next in line got it');
+ok(!$waiter->answered, 'the next in line does not have the lock');
 $admin->query("SELECT dlock_force_release($fence)");
 grows('an administrator ends the delay', $fence, $waiter->answer);
 $waiter->quit;
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_queue_lease'),
-	'and nothing is left of the lease');
+	'nothing is left of the lease');
 
-# and a short one that it ends
+# A short delay ends by itself.
 ($keeper, $lease, $fence) = open_delayed('delayed', '500ms');
 $sent = now();
 $keeper->quit;
@@ -439,18 +439,18 @@ grows('the next is granted after the delay',
 cmp_ok(now(), '>=', $sent + 0.6, 'and not before');
 $client->query("SELECT dlock_release('delayed')");
 
-# closed instead of expired
+# A lease that is closed has no delay.
 $lease =
   $client->query("SELECT dlock_lease_open('10min', delay => '10min')");
 $client->query("SELECT dlock_lease_acquire('delayed', $lease)");
 is($client->query("SELECT dlock_lease_close($lease)"),
 	'1', 'a lease with a delay is closed');
 like($client->query("SELECT dlock_acquire('delayed')"),
-	qr/^\d+$/, 'and its lock is free');
+	qr/^\d+$/, 'the lock of a closed lease is free');
 $client->query("SELECT dlock_release('delayed')");
 
-# A crash does not shorten it.  A commit of another transaction flushes the
-# worker's rows.
+# A crash does not shorten a delay.  A commit of another transaction flushes
+# the worker's rows.
 ($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $keeper->quit;
 $admin->wait_for(
@@ -460,19 +460,19 @@ $node->stop('immediate');
 $_->quit foreach $client, $admin;
 $node->start;
 $client = session($node);
-# The ttl is short only from the first call on, so that it cannot expire
+# The ttl is short only from the first call on, so that the lease cannot expire
 # earlier.
 $client->query("UPDATE dlock_queue_lease SET delay = '1s'");
 $sent = now();
 is( $client->query(
 		"SELECT ticket, granted FROM dlock_locks WHERE name = 'delayed'"),
 	"$fence|f",
-	'after a crash its lock is still closed');
+	'after a crash, the lock is still closed');
 is($client->query("SELECT dlock_check('delayed', $fence)"),
-	'f', 'and the lease still gone');
-grows('until the delay is over', $fence,
+	'f', 'after a crash, the lease is still gone');
+grows('the lock is granted after the delay', $fence,
 	$client->query("SELECT dlock_acquire('delayed')"));
-cmp_ok(now(), '>=', $sent + 1, 'which starts over');
+cmp_ok(now(), '>=', $sent + 1, 'the delay starts over after a crash');
 $client->query('SELECT dlock_release_all()');
 
 #
@@ -483,7 +483,7 @@ $ttl = ample(1);
 my @sessions = map { session($node) } 1 .. 4;
 foreach my $batch (1 .. 8)
 {
-	# those of all sessions in one transaction of the worker
+	# The worker writes the requests of all sessions in one transaction.
 	$sent = now();
 	$_->start(
 		q{SET synchronous_commit = off;
@@ -493,7 +493,7 @@ foreach my $batch (1 .. 8)
 		  . ' FROM generate_series(1, 100) AS i') foreach @sessions;
 	foreach my $answer (map { $_->answer } @sessions)
 	{
-		# one that has run out before its number was returned
+		# A lease may have expired before its number was returned.
 		next if $answer =~ /55L01/ && now() > $sent + $ttl;
 		foreach (split /,/, $answer)
 		{
@@ -536,12 +536,12 @@ poll('all leases are gone',
 		}
 		return !%left;
 	});
-is(scalar(@early), 0, 'none runs out too early');
-is(scalar(keys %until), 0, 'all run out');
+is(scalar(@early), 0, 'no lease expires too early');
+is(scalar(keys %until), 0, 'all leases expire');
 $client->wait_for('SELECT count(*) = 0 FROM dlock_queue');
-pass('and their rows go');
+pass('the rows of the leases are removed');
 no_worker($client);
-pass('and the worker');
+pass('the worker exits');
 $client->quit;
 $node->stop;
 done_testing();

@@ -1,11 +1,11 @@
-# A ticket that was reported gone is gone in every answer, also while a guarded
-# commit has it pinned, so that the lock stays closed, and before the worker
-# has ended it.
+# A ticket that was reported gone is gone in every answer.  This holds before
+# the worker has ended the ticket, and while a guarded commit has pinned it, so
+# that its lock stays closed.
 #
-# What would break it: one check for two questions, "does it hold?" and "may
-# the next be granted?", so that an expired lease holds for dlock_check() but
-# not for dlock_renew(); an acquire that returns a ticket whose lease expired
-# while its row was made durable.
+# What would break it: one check for two questions, "does the ticket hold?" and
+# "can the next ticket be granted?", so that an expired lease holds for
+# dlock_check() but not for dlock_renew(); an acquire that returns a ticket
+# whose lease expired while its row was made durable.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +25,7 @@ my $admin = session($node);
 
 $node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
 
-# The answers about a ticket, which may be a lease, too
+# All answers about a ticket, which may also be a lease
 sub answers_of
 {
 	my ($name, $ticket, $lease) = @_;
@@ -82,7 +82,7 @@ foreach my $kind ('lease', 'ttl')
 	like($other->query("SELECT dlock_wait($ticket, '0')"),
 		qr/55L01/, "$kind: nor is it waited for");
 	is($other->query("SELECT dlock_try_acquire('lock', '10ms') IS NULL"),
-		't', "$kind: but nobody else gets the lock");
+		't', "$kind: no other session gets the lock");
 	ok(!$next->answered, "$kind: the next one waits");
 	commits_hang($node, 0);
 	is($holder->answer, '', "$kind: the commit is over");

@@ -1,18 +1,18 @@
-# After a start the tables of leases are loaded: few rows by the first call,
-# many by the worker.  Until then no call is answered that could see only a
-# part of them; a request for a lock that no lease has is answered at once.
-# Another call or the worker continues an interrupted load.  Invalid rows are
-# discarded, and do no harm.
+# After a start, the tables of leases are loaded: few rows by the first call,
+# many rows by the worker.  Until then, a call that could see only a part of
+# the rows is not answered.  A request for a lock that no lease has is answered
+# at once.  Another call or the worker continues an interrupted load.  Invalid
+# rows are discarded, and do no harm.
 #
 # What would break it: a second call that does not wait for the first; a call
 # whose timeout ends the load, or is ignored during the load; a lock granted
 # before its name was looked up in the tables; a wait that does not report the
-# process that has locked them; an attempt that begins with the first row
-# again; rows that an attempt has loaded before it failed, and that are loaded
-# twice, or run out before the next one; a lock that is free after the start,
-# and stays closed; a missing row that is to be removed; a change of a table by
-# the caller's own transaction, which can be rolled back; a row that dlock
-# cannot have written; a lock that VACUUM takes, too.
+# process that has locked the tables; an attempt that begins with the first row
+# again; rows from a failed attempt that are loaded twice, or expire before the
+# next attempt; a free lock that stays closed after the start; a row to remove
+# that does not exist; an uncommitted change of a table by the caller's own
+# transaction; a row that dlock cannot have written; a table lock that
+# conflicts with VACUUM's.
 
 use strict;
 use warnings FATAL => 'all';
@@ -59,7 +59,7 @@ my $tickets = q{SELECT string_agg(format('%s %s %s', name, ticket, granted), '|'
 	ORDER BY name, ticket) FROM dlock_locks};
 
 #
-# Two first calls at one time: one loads, and the other one waits for it.
+# Of two first calls at one time, one loads, and the other waits for the load.
 #
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
@@ -68,16 +68,16 @@ $other->start($tickets);
 until_waits_for($_, 'Lock') foreach $client, $other;
 ok(!$client->answered && !$other->answered, 'two first calls wait');
 $admin->query('COMMIT');
-is($client->answer, "t\n$as_it_was", 'the one finds all as it was');
-is($other->answer, $as_it_was, 'and so does the other one');
+is($client->answer, "t\n$as_it_was", 'the first call finds all leases');
+is($other->answer, $as_it_was, 'the second call finds all leases');
 is( $admin->query(
 		q{SELECT held, waiting FROM dlock_leases WHERE info = 'lease'}),
-	'1|0', 'each lease and each ticket once');
+	'1|0', 'each lease and each ticket is loaded once');
 
 #
 # A holder's row is gone, and no row has the next grant, as between two commits
-# of the worker.  The next ticket is granted once the tables are loaded, and
-# the worker tells its client, even if the loader cannot finish because
+# of the worker.  The next ticket is granted once the tables are loaded.  The
+# worker tells the ticket's client, even if the loader cannot finish because
 # standbys do not answer.
 #
 $client->query('SET synchronous_commit = on');
@@ -86,19 +86,19 @@ my $counts =
 $client->query("SELECT dlock_ttl_acquire('another', '1h')");
 $admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
 connect_again();
-# the checkpointer reads the setting some time after the start
+# The checkpointer reads this setting some time after the start.
 commits_hang($node, 1);
 is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
 	'', 'the row of a holder is gone');
 my $is_granted = "SELECT granted FROM dlock_locks WHERE ticket = $queued";
 $client->query("SET lock_timeout = '100ms'");
 like($client->query($is_granted),
-	qr/55P03/, 'a call that reads the tables waits for standbys that long');
+	qr/55P03/, 'a call that reads the tables waits for standbys until its timeout');
 my $worker = worker($admin);
 $admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 is($admin->query("BEGIN; SET LOCAL lock_timeout = '1min'; DROP EXTENSION dlock"),
-	'', '... and so does the worker, but is in the way of no change');
+	'', '... and the waiting worker blocks no change');
 $admin->query('ROLLBACK');
 connect_again();
 commits_hang($node, 1);
@@ -107,53 +107,53 @@ my $begin = -s $node->logfile;
 $client->start($is_granted);
 until_waits_for($client, 'IPC');
 $worker = worker($admin);
-poll('the worker has told',
+poll('the worker has logged it',
 	sub { slurp_file($node->logfile, $begin) =~ /(?:locked|being read)\n.*\n.*HINT/ });
 like(
 	slurp_file($node->logfile, $begin) =~ s/\t//gr,
 	qr/LOG:  the tables of leases of database "postgres" are still being read
 .*DETAIL:  Process $worker waits for: process $client->{pid} \(ExclusiveLock\)\.
 .*HINT:  .*SyncRep/,
-	'the worker waits for the first call, and the log tells so');
-ok(!$client->answered, 'which waits for standbys');
+	'the worker waits for the first call, and logs that');
+ok(!$client->answered, 'the first call waits for standbys');
 $admin->query("SELECT pg_cancel_backend($client->{pid})");
-like($client->answer, qr/57014/, 'and is canceled');
+like($client->answer, qr/57014/, 'the call is canceled');
 $admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
-pass('the worker goes on in its place');
+pass('the worker continues the load');
 $client->start($is_granted);
 $other->start("SELECT dlock_check('held', $queued)");
 until_waits_for($_, 'Extension') foreach $client, $other;
-ok(!$client->answered && !$other->answered, 'and other calls wait');
+ok(!$client->answered && !$other->answered, 'other calls wait for the worker');
 is( $admin->query(
 		q{SELECT dlock_try_acquire('no lease has it') > 0,
 			dlock_release('no lease has it')}),
 	't|t',
-	'but not those for a lock that no lease has');
+	'a call for a lock that no lease has does not wait');
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
-is($client->answer, 't', 'until standbys are not needed any more');
-like($other->answer, qr/^[tf]$/, 'all of them');
+is($client->answer, 't', 'a call is answered when standbys are no longer needed');
+like($other->answer, qr/^[tf]$/, 'the other call is answered, too');
 $other->wait_for("SELECT dlock_check('held', $queued)");
 is($admin->query($tickets) =~ s/another \d+/another/r,
-	"another t|held $queued t", 'the next has the lock, and nobody else');
-told($other, 'and is told', announcement('granted', 'held', $queued));
+	"another t|held $queued t", 'the next ticket is the only holder');
+told($other, 'the grant is announced', announcement('granted', 'held', $queued));
 is_now($admin, "SELECT granted FROM dlock_queue WHERE ticket = $queued",
-	't', 'and its row says so');
+	't', 'the row of the next ticket says granted');
 unlike(slurp_file($node->logfile, $begin),
-	qr/cannot read table/, 'and no table was said to be locked');
+	qr/cannot read table/, 'the log reports no locked table');
 is( $client->query('SELECT count(*) FROM dlock_leases WHERE lease IN '
 		  . "($lease, $counts)"),
-	'2', 'each lease is put back once');
+	'2', 'each lease is loaded once');
 $client->query("SELECT dlock_lease_close($counts)");
 $client->query(
 	q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
 	   WHERE name = 'another'});
 
 #
-# A first call fails at a row that cannot be read.  The next call comes after
-# the ttl of a loaded waiter, for which no time has passed: it is granted the
-# free lock, and its ttl starts again.
+# A first call fails at a row that cannot be read.  The next call is later than
+# the ttl of a loaded waiter.  The waiter is granted the free lock, and its ttl
+# starts again, because the time in between does not count.
 #
 $held = $client->query("SELECT dlock_lease_acquire('half', $lease)");
 my $second = $client->query("SELECT dlock_ttl_enqueue('half', '1h', 'nobody')");
@@ -170,12 +170,12 @@ my $later = $admin->query("SELECT clock_timestamp() + '$ttl s'");
 $admin->wait_for("SELECT clock_timestamp() > '$later'");
 $admin->query(
 	"UPDATE dlock_queue SET mode = 'exclusive' WHERE ticket = $behind");
-# once that is durable
+# The grant counts when it is durable.
 $client->wait_for("SELECT dlock_check('half', $second)");
 is($client->query("SELECT dlock_release_ticket($second)"),
 	't', 'a waiter is granted the lock, however late the second call comes');
 is($client->query("SELECT dlock_release_ticket($behind)"),
-	't', 'and what comes behind it is there');
+	't', 'the ticket behind the waiter is loaded');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '
 	  . "WHERE ticket IN ($second, $behind)");
 
@@ -201,17 +201,17 @@ $admin->query("REINDEX INDEX $_")
 $client->query("SET lock_timeout = '10s'");
 is( $client->query($tickets),
 	"held $queued t|order $in_order[0] t|order $in_order[1] f|order $in_order[2] f",
-	'all is read beside a VACUUM and a REINDEX');
+	'all rows are loaded during a VACUUM and a REINDEX');
 is( $client->query(q{SELECT array_agg(ticket ORDER BY "position") FROM dlock_locks
 		WHERE name = 'order'}),
 	sprintf('{%s}', join ',', @in_order),
-	'... in its order');
+	'... in order');
 $admin->query('ROLLBACK');
 $client->query("SELECT dlock_release_ticket($_)") foreach @in_order;
 $client->query('RESET lock_timeout');
 
 #
-# A delay keeps closed what its lease held shared, also for shared requests.
+# A delay closes a lock that its lease held shared to shared requests, too.
 #
 my $short = $client->query("SELECT dlock_lease_open('$ttl s', delay => '1h')");
 my $shut = $client->query("SELECT dlock_lease_acquire('shut', $short, shared => true)");
@@ -225,8 +225,8 @@ is($client->query("SELECT dlock_acquire('shut', '1min', shared => true) > $shut"
 $client->query('SELECT dlock_release_all()');
 
 #
-# A transaction's own changes of the tables, which can be rolled back, are not
-# loaded: neither by a load, nor by a look for one name.
+# A transaction's own uncommitted changes of the tables are not loaded, neither
+# by a load of all rows nor by a lookup of one name.
 #
 $client->query("SELECT dlock_lease_acquire('one', $lease)");
 my $other_one = $client->query("SELECT dlock_ttl_acquire('other', '1h')");
@@ -251,9 +251,9 @@ foreach my $change (
 	like($client->query($tickets), $changed, "$change: the caller cannot load");
 	$client->query('ROLLBACK TO before');
 	like($client->query("SELECT dlock_try_acquire('other')"),
-		qr/$changed|^$/, 'nor have what it cannot see');
+		qr/$changed|^$/, 'a call does not return rows that it cannot see');
 	$client->query('ROLLBACK');
-	like($other->query($tickets), $both, 'all is there');
+	like($other->query($tickets), $both, 'all tickets are there');
 }
 foreach my $change (
 	'DELETE FROM dlock_queue; DELETE FROM dlock_queue_lease',
@@ -267,21 +267,21 @@ foreach my $change (
 	connect_again();
 	$client->query("BEGIN; SAVEPOINT first; $change");
 	is($client->query("SELECT dlock_try_acquire('other') IS NULL"),
-		't', "$change: it is held");
-	like($client->query($tickets), $both, 'as it was before');
+		't', "$change: the lock is held");
+	like($client->query($tickets), $both, 'its holder is the same as before');
 	$client->query('ROLLBACK');
-	like($other->query($tickets), $both, 'and is behind');
+	like($other->query($tickets), $both, 'other sessions see all tickets');
 }
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->query('BEGIN; DELETE FROM dlock_queue');
 is($client->query("SELECT dlock_try_acquire('other') IS NULL"),
-	't', 'it is held, too, where only its name is asked for');
+	't', 'a lookup of the name finds the lock held, too');
 $_->query('ROLLBACK') foreach $client, $admin;
 
 #
 # A row that dlock has not written raises an error that names it, in the
-# worker, too, and is not loaded.  After it is restored, all is loaded.
+# worker, too, and is not loaded.  When it is restored, all rows are loaded.
 #
 $client->query("SELECT dlock_release_ticket($other_one)");
 my $semaphore = $client->query(
@@ -290,7 +290,7 @@ connect_again();
 $admin->query("CREATE TABLE saved AS SELECT * FROM dlock_queue WHERE ticket = $semaphore;"
 	. "CREATE TABLE saved_lease AS SELECT * FROM dlock_queue_lease WHERE lease = $lease");
 
-# The other value, set in one step, because the worker retries now and then
+# Set another value in one step, because the worker retries from time to time.
 sub is_refused
 {
 	my ($table, $saved, $key, $number, $column, $value) = @_;
@@ -308,7 +308,7 @@ is_refused('dlock_queue_lease', 'saved_lease', 'lease', $lease, @$_) foreach (
 	[ 'lease', '-1' ],
 	[ 'lease', '0' ],
 	[ 'lease', '1::bigint << 53' ],
-	# above the sequence
+	# a number above the sequence
 	[ 'lease', '(1::bigint << 53) - 1' ],
 	[ 'ttl', q{'1 mon'} ],
 	[ 'ttl', q{'1 day'} ],
@@ -354,14 +354,14 @@ $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->start($tickets);
 $worker = worker($other);
 $admin->query('COMMIT');
-like($client->answer, qr/has not written/, 'who waits for the worker');
+like($client->answer, qr/has not written/, 'a session that waits for the worker gets the error');
 poll(
-	'the worker has told',
+	'the worker has logged it',
 	sub {
 		slurp_file($node->logfile, $begin) =~ /\[$worker\] ERROR:  table "dlock_queue" has a row .*\n.*DETAIL.*\n.*HINT.*\n.*CONTEXT:  reading the tables of leases/;
 	});
-is(worker($other), $worker, 'and lives on');
-unlike(slurp_file($node->logfile), qr/terminated by signal/, 'and nobody died');
+is(worker($other), $worker, 'the worker goes on');
+unlike(slurp_file($node->logfile), qr/terminated by signal/, 'no process crashed');
 
 # Two tickets that exclude each other
 my $columns = $admin->query(q{SELECT string_agg(attname, ', ' ORDER BY attnum)
@@ -393,8 +393,8 @@ foreach my $mode (q{mode = 'exclusive'}, q{mode = 'shared'},
 twice('granted = true', 'granted = false, granted_at = NULL');
 like($client->query($tickets) =~ s/\n/ /gr,
 	qr/55000: .*Column "granted" .* row of ticket ${\($semaphore + 1)}\./,
-	'one holds it exclusively, and another one has waited for longer');
-# rows loaded before that stay, because they are possible
+	'an exclusive holder, and a waiter that has waited for longer');
+# Rows that were loaded before the error stay, because they are valid.
 connect_again();
 twice("name = 'another', ttl = NULL, lease = $semaphore");
 like($client->query($tickets) =~ s/\n/ /gr,
@@ -410,7 +410,7 @@ like($client->query($tickets) =~ s/\n/ /gr,
 	qr/55000: .*Column "ticket" .* row of ticket $semaphore\./, q{a lease has a ticket's number});
 $admin->query("DELETE FROM dlock_queue_lease WHERE lease = $semaphore; DROP TABLE numbers");
 
-# Without the key, which alone prevents duplicate rows, nothing is loaded.
+# Without the primary key, rows could be duplicates, so nothing is loaded.
 foreach (['dlock_queue', 'ticket', $semaphore], ['dlock_queue_lease', 'lease', $lease])
 {
 	my ($table, $column, $number) = @$_;
@@ -431,30 +431,30 @@ foreach (['dlock_queue', 'ticket', $semaphore], ['dlock_queue_lease', 'lease', $
 like(
 	$client->query($tickets),
 	qr/^held $queued t\|one \d+ t\|semaphore $semaphore t$/,
-	'all is there when nothing of that is left');
+	'all tickets are loaded when these changes are undone');
 $client->query(q{SELECT dlock_release_ticket(ticket)
 	FROM dlock_locks WHERE name IN ('one', 'semaphore')});
 is_now($admin, "SELECT count(*) FROM dlock_queue WHERE ticket <> $queued",
-	'0', 'and can be released');
+	'0', 'all tickets can be released');
 $admin->query('DROP TABLE saved, saved_lease');
 
 #
-# A lease's row is gone: so are its tickets.
+# Without the row of a lease, its tickets are gone, too.
 #
 $held = $client->query("SELECT dlock_lease_acquire('free', $lease)");
 connect_again();
 $admin->query("DELETE FROM dlock_queue_lease WHERE lease = $lease");
 is($client->query($tickets), "held $queued t",
-	'a ticket without its lease is none');
+	'a ticket without its lease is not loaded');
 like($client->query("SELECT dlock_try_acquire('free')"),
 	qr/^\d+$/, 'its lock is free');
 is($client->query("SELECT dlock_renew($lease) IS NULL"),
 	't', 'the lease is gone');
 is_now($admin, "SELECT count(*) FROM dlock_queue WHERE ticket = $held",
-	'0', 'and the worker removes its row');
+	'0', 'the worker removes the row of the ticket');
 
 #
-# Rows disappear, and columns come and go, while the worker has leases.
+# Rows disappear, and a column is added and dropped, while there are leases.
 #
 $lease = $client->query("SELECT dlock_lease_open('1h')");
 $held = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
@@ -465,7 +465,7 @@ is($client->query("SELECT dlock_check('lock', $held)"),
 is($client->query("SELECT dlock_release_ticket($held)"), 't', 'releases');
 is($other->query("SELECT dlock_wait($next)"), 't', 'and hands on');
 is( $admin->query('SELECT ticket, granted FROM dlock_queue'),
-	"$next|t", 'what is written again has a row');
+	"$next|t", 'a rewritten ticket has a row');
 is($client->query("SELECT dlock_lease_close($lease)"), '0', 'it is closed');
 
 $lease = $client->query("SELECT dlock_lease_open('1h')");
@@ -476,20 +476,21 @@ my $drop = 'ALTER TABLE dlock_queue DROP COLUMN more;'
   . 'ALTER TABLE dlock_queue_lease DROP COLUMN more';
 $admin->query($add);
 like($client->query("SELECT dlock_lease_acquire('less', $lease)"),
-	qr/55000: .*a column "more" that was added/s, 'with a column more nothing is written');
+	qr/55000: .*a column "more" that was added/s, 'with an added column, nothing is written');
 is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
-	't|1', 'and what is held is held');
+	't|1', 'with an added column, the lease holds its lock');
 $admin->query($drop);
 is($client->query("SELECT dlock_lease_acquire('less', $lease) > 0"),
-	't', 'and without it again, all is');
+	't', 'after the column is dropped, rows are written');
 connect_again();
 is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
 	't|2', 'and read');
 
 #
 # The worker continues a load that takes longer than starting a worker.  A call
-# without time to wait leaves the load to it; others wait, under their own
-# timeouts; and if the worker waits for a lock, they wait for that lock.
+# without time to wait leaves the load to the worker.  Other calls wait, with
+# their own timeouts.  If a table lock blocks the worker, they wait for it,
+# too.
 #
 my $few = $client->query("SELECT dlock_lease_open('1h')");
 is( $client->query(
@@ -498,7 +499,7 @@ is( $client->query(
 				   FROM generate_series(1, 2250) AS n), }
 		  . "$few, info => repeat('x', 1000)))"),
 	'2250',
-	'much is held');
+	'many tickets hold locks');
 my $all = "SELECT dlock_renew($few), count(*) FROM dlock_locks "
   . "WHERE name LIKE 'many %'";
 connect_again();
@@ -512,14 +513,14 @@ stop_while($other, $worker,
 	  . "WHERE pid = $worker");
 $admin->query('COMMIT');
 like($client->query("SELECT dlock_renew($few)"),
-	qr/57014/, 'nor has the next one, while the worker reads');
+	qr/57014/, 'the next call has no time, either, while the worker loads');
 $client->query("SET statement_timeout = 0; SET lock_timeout = '100ms'");
 like($client->query($all),
 	qr/55P03: canceling statement due to lock timeout/,
-	'nor one with another timeout');
+	'a call with lock_timeout has no time, either');
 like($client->query("SELECT $_"),
 	qr/55P03: could not acquire lock "free" within its timeout.*DETAIL:  The tables of leases are still being read.*HINT:  \S/s,
-	"nor who tries, which is told: $_")
+	"a try gets an error that says so: $_")
   foreach "dlock_try_lease_acquire('free', $few)",
   q{dlock_try_ttl_acquire('free', '1h', '10ms')},
   "dlock_try_lease_acquire_all(ARRAY['free'], $few, '10ms')",
@@ -528,28 +529,28 @@ like(
 	$client->query(
 		"SELECT dlock_lease_acquire('free', $few, timeout => '10ms')"),
 	qr/55P03: could not acquire lock "free" within its timeout/,
-	'nor who gives a timeout of his own');
+	'a call with a timeout argument has no time, either');
 $client->query('SET lock_timeout = 0');
 $client->start($all);
 $other->start("SELECT dlock_acquire('many 1')");
 until_waits_for($_, 'Extension') foreach $client, $other;
-ok(!$client->answered && !$other->answered, 'others wait for the worker');
+ok(!$client->answered && !$other->answered, 'other calls wait for the worker');
 $admin->query("SELECT pg_cancel_backend($other->{pid})");
-like($other->answer, qr/57014/, 'and can be canceled');
+like($other->answer, qr/57014/, 'a waiting call can be canceled');
 continue_process($worker);
-is($client->answer, '2250|2250', 'all is there when it has gone on');
-is(worker($admin), $worker, 'which is the same worker');
+is($client->answer, '2250|2250', 'all tickets are there when the worker has gone on');
+is(worker($admin), $worker, 'the worker is the same');
 
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->start($all);
 until_waits_for($client, 'Lock');
 $admin->query('COMMIT');
-is($client->answer, '2250|2250', 'a lock in the way is waited for');
+is($client->answer, '2250|2250', 'a call waits until the table lock is released');
 
 #
-# While the load is blocked, a session can take a lock that no lease has, and
-# no other.
+# While the load is blocked, a session can acquire a lock that no lease has,
+# and no other lock.
 #
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
@@ -563,61 +564,61 @@ is( $client->query(
 			dlock_release_ticket(dlock_enqueue('free 4')),
 			dlock_xact_acquire('free 5') > 0}),
 	't|t|t|t|2|t|t|t|t',
-	'and all that is done with it');
+	'all calls about that lock work');
 is( $client->query(
 		"BEGIN; SELECT dlock_guard('free', $fence); COMMIT"),
 	'', 'a guard, too');
 is($client->query('SELECT dlock_wait(dlock_enqueue($$free 3$$))'),
-	't', 'a ticket of the session is waited for');
+	't', 'a session can wait for a ticket of a session');
 $other->start("SELECT dlock_acquire('free')");
 until_waits_for($other, 'Lock');
 is($client->query("SELECT dlock_try_acquire('many 1') IS NULL"),
-	't', 'one that a lease has is busy');
+	't', 'a lock that a lease has is busy');
 is($client->query("SELECT dlock_try_acquire('many 1', '10ms') IS NULL"),
-	't', 'and is for as long as there is time');
+	't', 'the lock is busy until the timeout');
 like(
 	$client->query("SELECT dlock_acquire('many 1', '10ms')"),
 	qr/55P03: cannot read table "dlock_queue_lease".*DETAIL:  .*locked by: process/s,
-	'with an error that says what is waited for');
+	'the error says what the call has waited for');
 like(
 	$client->query("SELECT dlock_acquire_all(ARRAY['free 6', 'many 1'], '10ms')"),
 	qr/55P03: cannot read table "dlock_queue_lease"/,
-	'also as one of several');
+	'the lock is also busy as one of several');
 is($client->query("SELECT dlock_fence('free 6') IS NULL"),
-	't', 'of which none is held then');
+	't', 'none of the several is held then');
 $client->start("SELECT dlock_fence('many 1') IS NULL");
 until_waits_for($client, 'Extension|Lock');
-ok(!$client->answered, 'what a lease has is told when it is known');
+ok(!$client->answered, 'a call about a lock that a lease has waits for the load');
 $admin->query('COMMIT');
-is($client->answer, 'f', 'that it is held');
-is($client->query($all), '2250|2250', 'all is there');
+is($client->answer, 'f', 'the call says that the lock is not free');
+is($client->query($all), '2250|2250', 'all tickets are there');
 my $behind_it = $admin->query("SELECT dlock_ttl_enqueue('free', '1h', 'nobody')");
 is($client->query("SELECT dlock_check('free', $fence)"),
-	't', 'the lock granted in between is held');
+	't', 'the lock granted during the load is held');
 is($client->query("SELECT dlock_release('free')"), 't', 'until it is released');
-grows('and is handed on in the order of the queue',
+grows('the lock is handed over in the order of the queue',
 	$fence, $other->answer, $behind_it);
 is($other->query("SELECT dlock_release('free')"), 't', 'to sessions');
 is($admin->query("SELECT dlock_wait($behind_it)"), 't', 'and to a lease');
 $admin->query("SELECT dlock_release_ticket($behind_it)");
 is_now($admin, "SELECT count(*) FROM dlock_queue WHERE name = 'free'",
-	'0', 'which leaves no row behind');
+	'0', 'no row is left');
 
 #
-# If even the look is blocked, by a lock that survives the start, calls wait
-# for that as long as they have time, and the log has the reason.
+# If even the lookup of a name is blocked, by a table lock that survives the
+# start, calls wait until their timeouts, and the log has the reason.
 #
 $admin->query(q{BEGIN; LOCK TABLE dlock_queue; PREPARE TRANSACTION 'prepared'});
 connect_again();
 my $locked = qr/55P03: cannot read table "dlock_queue".*DETAIL:  .*locked by: a prepared transaction/s;
 like($client->query("SELECT dlock_try_acquire('free')"),
-	$locked, 'a table is locked: who cannot wait does not');
+	$locked, 'a table is locked: a call without time does not wait');
 like($client->query("SELECT dlock_acquire('free', '10ms')"),
-	$locked, 'who can wait does that long');
+	$locked, 'a call with a timeout waits until the timeout');
 my $offset = -s $node->logfile;
 $client->query("SET lock_timeout = '10ms'");
 like($client->query("SELECT dlock_acquire('free')"),
-	qr/55P03: canceling statement due to lock timeout/, 'or that long');
+	qr/55P03: canceling statement due to lock timeout/, 'a call waits until lock_timeout');
 $client->query("SET lock_timeout = 0; SET statement_timeout = '10ms'");
 like($client->query("SELECT dlock_acquire('free')"), qr/57014/, 'or that');
 $client->query('SET statement_timeout = 0');
@@ -629,10 +630,10 @@ my $said = qr/cannot read table "dlock_queue" of database "postgres", as it is l
 .*DETAIL:  Process \d+ .* is locked by: a prepared transaction \(AccessExclusiveLock\)\.
 .*HINT:  .*pg_prepared_xacts/;
 like(slurp_file($node->logfile, $offset) =~ s/\t//gr,
-	qr/LOG:  $said/, 'without an end, in a queue, and the log tells why');
-poll('the worker has told',
+	qr/LOG:  $said/, 'a call without timeout waits, and the log says why');
+poll('the worker has logged it',
 	sub { slurp_file($node->logfile, $offset) =~ /ERROR:  $said/ });
-poll('the worker has told again',
+poll('the worker has logged it again',
 	sub { (() = slurp_file($node->logfile, $offset) =~ /ERROR:  $said/g) > 1 });
 my @told = slurp_file($node->logfile, $offset) =~ /LOG:  $said/g;
 is(scalar(@told), 1, 'once');
@@ -640,15 +641,15 @@ is(scalar(@told), 1, 'once');
   /:(\d\d)(\.\d+) .*ERROR:  $said/g;
 my $pause = ($told[2] + $told[3] - $told[0] - $told[1]) % 60;
 cmp_ok($pause, '>=', 1.9, "while the worker tells rarely ($pause)");
-ok(!$client->answered, 'it is waited for');
+ok(!$client->answered, 'the call waits for the table lock');
 $admin->query("SELECT pg_cancel_backend($client->{pid})");
-like($client->answer, qr/57014/, 'and that can be canceled');
+like($client->answer, qr/57014/, 'that wait can be canceled');
 SKIP:
 {
 	skip 'no debugger that can be attached', 2 unless debugger_works($admin);
 	my $patient = session($node);
 
-	# A waiter with a timeout asks for the lock again and again.
+	# A waiter with a timeout tries to get the table lock again and again.
 	$patient->query("SET lock_timeout = '1h'");
 	$patient->start("SELECT dlock_acquire('free')");
 	until_waits_for($patient, 'Lock');
@@ -660,19 +661,19 @@ SKIP:
 	my ($copies) =
 	  $asked->() =~ /GetLockStatusData.*\n\s+breakpoint already hit (\d+)/;
 	cmp_ok($copies // 0, '<=', 2,
-		'who waits does not look each time at the locks of the server');
+		'a waiter does not read all locks of the server at each try');
 	$admin->query("SELECT pg_cancel_backend($patient->{pid})");
-	like($patient->answer, qr/57014/, 'and is canceled');
+	like($patient->answer, qr/57014/, 'the call is canceled');
 	$patient->quit;
 }
 $client->start("SELECT dlock_acquire('free')");
 until_waits_for($client, 'Lock');
 $admin->query(q{COMMIT PREPARED 'prepared'});
-like($client->answer, qr/^\d+$/, 'it is over: the lock is there');
+like($client->answer, qr/^\d+$/, 'the table is unlocked: the call acquires its lock');
 is($client->query("SELECT dlock_release('free')"), 't', 'and is released');
-is($client->query($all), '2250|2250', 'and all the rest');
+is($client->query($all), '2250|2250', 'all other tickets are there');
 
-# The worker dies at it.
+# The worker dies while it loads.
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->start($all);
@@ -682,14 +683,14 @@ $admin->query("SELECT pg_terminate_backend($worker)");
 continue_process($worker);
 backends_gone($worker);
 $admin->query('COMMIT');
-is($client->answer, '2250|2250', 'who waits goes on with another worker');
+is($client->answer, '2250|2250', 'a waiting call goes on with another worker');
 
 # There is no worker.  The calling session loads both tables.
 $admin->query('ALTER SYSTEM SET max_worker_processes = 0');
 connect_again();
 is($client->query($all), '2250|2250', 'no worker is needed');
 
-# Each attempt continues after the one before.
+# Each attempt continues the previous attempt.
 connect_again();
 my @numbers = split /\n/,
   $admin->query(q{SELECT ticket FROM dlock_queue WHERE name LIKE 'many %'
@@ -704,10 +705,10 @@ sub spoil
 spoil(1000, 'none');
 like($client->query($all), qr/55000: .*has not written/, 'an attempt fails');
 spoil(500, 'none');
-like($client->query($all), qr/55000: .*has not written/, 'and the next one');
+like($client->query($all), qr/55000: .*has not written/, 'the next attempt fails');
 spoil(1000, 'exclusive');
 is($client->query($all), '2250|2250',
-	'which does not read again what has been put back');
+	'the next attempt does not read loaded rows again');
 spoil(500, 'exclusive');
 
 # A call with timeout 0 does one step.
@@ -719,7 +720,7 @@ is( $client->query(
 	'a lease has it')
   foreach 1 .. 10;
 $admin->query('BEGIN; LOCK TABLE dlock_queue');
-is($client->query($all), '2250|2250', 'and all is read in the end');
+is($client->query($all), '2250|2250', 'all rows are loaded in the end');
 $admin->query('COMMIT');
 $admin->query('ALTER SYSTEM RESET max_worker_processes');
 connect_again();
@@ -746,18 +747,18 @@ $client->query('CREATE DATABASE gone');
 	$worker = worker($two);
 	$one->query('DROP EXTENSION dlock; COMMIT');
 	backends_gone($worker);
-	pass('the worker goes with the extension');
+	pass('the worker exits when the extension is dropped');
 	no_worker($two);
 	$_->quit foreach $one, $two;
 }
 
 #
-# The memory is too small for the rows: calls of leases fail until it is large
-# enough, and nothing is lost.  If only the limit is too small, because some
-# rows are in the quarter for other uses, all rows are loaded and can be
-# released, and calls that need memory wait until then.
+# If the memory is too small for the rows, calls with leases fail until it is
+# larger, and nothing is lost.  If only the limit is too small, because some
+# rows use the quarter that is for other uses, all rows are loaded and can be
+# released.  Calls that need memory fail until then.
 #
-is($client->query($all), '2250|2250', 'all is there');
+is($client->query($all), '2250|2250', 'all tickets are there');
 my $too_many = $client->query("SELECT dlock_lease_open('1h')");
 is( $client->query(
 		q{SELECT cardinality(dlock_lease_acquire_all(
@@ -783,7 +784,7 @@ $admin->wait_for(
 $client->query(q{ALTER SYSTEM SET dlock.max_memory = '4MB'});
 connect_again();
 is($client->query($all), '2250|2250',
-	'more is put back than the limit allows');
+	'more rows are loaded than the limit allows');
 foreach my $call ("dlock_acquire('new')",
 	"dlock_lease_acquire('new', $few)",
 	"dlock_renew($few, '2h')",
@@ -795,31 +796,31 @@ foreach my $call ("dlock_acquire('new')",
 }
 is( $client->query(
 		"SELECT dlock_renew($few), ttl FROM dlock_leases WHERE lease = $few"),
-	'2250|01:00:00', 'what needs none goes on');
+	'2250|01:00:00', 'calls that need no memory work');
 is($client->query("SELECT dlock_lease_close($few)"), '2250', 'it is closed');
 $admin->wait_for(
 	q{SELECT count(*) = 0 FROM dlock_queue WHERE name LIKE 'many %'});
 like($client->query("SELECT dlock_lease_acquire('new', $lease)"),
-	qr/^\d+$/, 'and there is room');
+	qr/^\d+$/, 'there is memory again');
 
 #
-# Memory is reserved for as many rows as statistics say, but not for more than
-# fit.
+# Memory is reserved for the number of rows in the table's statistics, up to
+# the number that fits.
 #
 $client->query(q{UPDATE pg_class SET reltuples = 1e9, relpages = 1
 	WHERE relname IN ('dlock_queue', 'dlock_queue_lease')});
 connect_again();
 is( $client->query("SELECT count(*) FROM dlock_leases WHERE lease = $lease"),
-	'1', 'all is read');
+	'1', 'all rows are loaded');
 is( $client->query(
 		q{SELECT count(dlock_acquire('lock ' || n)), dlock_release_all()
 			FROM generate_series(1, 9000) AS n}),
 	'9000|9000',
-	'no billion rows are expected: there is memory');
+	'memory is not reserved for a billion rows');
 $client->query('ALTER SYSTEM RESET dlock.max_memory');
 
 #
-# Standbys that do not answer: no call says that a lock is busy.
+# While standbys do not answer, no call says that a lock is busy.
 #
 $client->query('SET synchronous_commit = on');
 $lease = $client->query("SELECT dlock_lease_open('1h')");
@@ -839,11 +840,11 @@ like($client->query("SELECT $_"),
   "dlock_lease_acquire('mine', $lease, '10ms')",
   q{dlock_acquire('mine', '10ms')};
 is($client->query("SELECT dlock_try_acquire('mine') IS NULL"),
-	't', 'for a session, what a lease has is busy');
+	't', 'for a session, a lock that a lease has is busy');
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
 is($client->query("SELECT dlock_lease_acquire('mine', $lease)"),
-	$held, 'they are not needed any more: the lease has what it had');
+	$held, 'when standbys are not needed, the lease has its ticket');
 
 $_->quit foreach $admin, $client, $other;
 $node->stop;

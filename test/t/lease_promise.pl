@@ -1,14 +1,14 @@
-# An answer about a lease stays true.  A lease that was called gone, by any
-# function, never comes back.  A renewal that succeeded gives the full ttl,
-# even if the worker is held up.  If standbys count and do not answer, a
-# renewal raises an error, and is neither of these.
+# An answer about a lease stays true.  If any function has said that a lease is
+# gone, the lease never comes back.  A renewal that succeeded gives the full
+# ttl, even if the worker is held up.  If standbys count and do not answer, a
+# renewal raises an error, which says neither.
 #
-# What would break it: an answer that leaves the deadline as it is; a renewal
-# that looks at the deadline and moves it later, whatever was answered in
-# between; one that ignores the standbys; standbys' answers that only the
-# worker reads, or heartbeats that only the worker sends; heartbeats that are
-# forgotten because standbys do not replay; standbys that count for a lease
-# before its row is written; a new worker that sends no heartbeat at once.
+# What would break it: an answer "gone" that leaves the deadline unchanged; a
+# renewal that reads the deadline and moves it later, although "gone" was
+# answered in between; a renewal that ignores the standbys; standbys' answers
+# that only the worker reads, or heartbeats that only the worker sends;
+# heartbeats that need a replay; standbys that count for a lease before its row
+# is written; a new worker that sends no heartbeat at once.
 #
 # The test controls the clock.
 
@@ -32,8 +32,8 @@ my $client = session($node);
 my $other = session($node);
 my $admin = session($node);
 
-# Each call that can answer "gone", about a lock of which the lease is the only
-# holder, and the answer
+# Each call that can answer "gone", and its answer, if no other lease holds the
+# lock
 sub questions
 {
 	my ($name, $fence, $lease) = @_;
@@ -70,7 +70,7 @@ my ($stops, @wrong) = (0);
 my %by_number = (1 => 'nothing');
 my $last;
 
-# Opens a lease without the worker, which exits before
+# Opens a lease, and makes the worker exit
 sub ticket
 {
 	my ($name, $session, $ttl) = @_;
@@ -96,7 +96,7 @@ foreach my $question (sort { $a cmp $b } keys %{ { questions('', 0, 0) } })
 		if (!stopped_at_reading($client->{pid}, sub { $client->answered }))
 		{
 			stop_at_reading(0, 0);
-			is($client->answer, '1', "$name: it has renewed without a stop");
+			is($client->answer, '1', "$name: the renewal is not stopped");
 			last;
 		}
 		$stops++;
@@ -110,9 +110,9 @@ foreach my $question (sort { $a cmp $b } keys %{ { questions('', 0, 0) } })
 		  if $told && $other->query("SELECT dlock_check('$name', $fence)") ne 'f';
 	}
 }
-is(join('; ', @wrong), '', 'what is gone is not renewed by who found it open');
+is(join('; ', @wrong), '', 'a renewal that found the lease open fails if the lease is gone');
 cmp_ok($stops, '>=', 2 * keys %{ { questions('', 0, 0) } },
-	'renewals were stopped on their way');
+	'renewals were stopped');
 thaw($worker);
 
 #
@@ -121,16 +121,16 @@ thaw($worker);
 my $standby = new_standby($node, 'standby');
 count_on($node, 'standby');
 
-# A request is queued after the holder has ended, and the removal of its row
-# cannot be written for long.  So the request cannot be written either, and no
-# heartbeat is sent for it.
+# A request is queued after the holder has ended.  For a long time, the removal
+# of the holder's row cannot be written.  So the request's row cannot be
+# written either, and no heartbeat is sent for it.
 {
 	my $fence = $admin->query("SELECT dlock_ttl_acquire('next', '20h')");
 	my $locker = session($node);
 
 	$locker->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
 	is($admin->query("SELECT dlock_release_ticket($fence)"),
-		't', 'a holder releases, and that cannot be written');
+		't', 'a holder releases, and the removal cannot be written');
 	$client->query('SET synchronous_commit = on');
 	$client->start("SELECT dlock_ttl_acquire('next', '1h')");
 	$other->wait_for(
@@ -144,13 +144,13 @@ count_on($node, 'standby');
 				   WHERE name = 'next' AND NOT granted AND ticket <> } . $fence
 			),
 			'1',
-			'the next one waits');
+			'the next request waits');
 	}
 	$locker->query('ROLLBACK');
 	my $next = $client->answer;
-	grows('the next one gets the lock', $fence, $next);
+	grows('the next request gets the lock', $fence, $next);
 	is($client->query("SELECT dlock_release_ticket($next)"),
-		't', '... and has it');
+		't', '... and holds it');
 	$locker->quit;
 }
 
@@ -204,7 +204,7 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 	}
 	is(join(', ', grep { $_ ne $all } @answers),
 		'', "$held_up, and each renewal lasts for a ttl");
-	is(renewed(), $all, '... up to the last one');
+	is(renewed(), $all, '... up to the last renewal');
 	$locker->query('ROLLBACK');
 	$locker->quit;
 	if ($held_up =~ /stopped/)
@@ -213,7 +213,7 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 	}
 	else
 	{
-		# it may expire before it is written
+		# The lease may expire before its row is written.
 		my $told = '' . $admin->answer;
 	}
 }
@@ -221,7 +221,7 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 #
 # Another worker takes over
 #
-# Its first round has ended when it is idle.
+# The new worker has ended its first round when it is idle.
 {
 	my $before;
 	my $next = '';
@@ -239,7 +239,7 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 			return $next =~ /^\d+$/ && $next ne $worker;
 		});
 	isnt($admin->query('SELECT pg_current_wal_insert_lsn()'),
-		$before, 'it sends a heartbeat at once');
+		$before, 'a new worker sends a heartbeat at once');
 }
 
 #
@@ -258,7 +258,7 @@ foreach (1 .. 20)
 	push @answers, renewed();
 }
 is(join(', ', grep { $_ ne $all } @answers),
-	'', 'leases live on that need no replay');
+	'', 'leases that need no replay live on');
 $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 
 #
@@ -266,7 +266,7 @@ $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 #
 my $receiver = $standby->safe_psql('postgres',
 	'SELECT pid FROM pg_stat_wal_receiver');
-is(renewed(), $all, 'it answers still');
+is(renewed(), $all, 'the standby still answers');
 
 # A grant without a standby's acknowledgement does not count: a standby may
 # have been promoted.
@@ -284,33 +284,33 @@ is(renewed(), $all, 'it answers still');
 		't', 'a holder releases while the standby does not answer');
 	$successor->wait_for(
 		"SELECT granted FROM dlock_locks WHERE ticket = $next");
-	is($successor->query($holds), 'f|f|f', 'the next one does not hold yet');
+	is($successor->query($holds), 'f|f|f', 'the next ticket does not hold yet');
 	$successor->query('SET synchronous_commit = local; CREATE TABLE t (); BEGIN');
 	$successor->query("SELECT dlock_guard('handed on', $next)");
 	$successor->query('INSERT INTO t DEFAULT VALUES');
-	like($successor->query('COMMIT'), qr/55L01/, 'nor can it guard a commit');
+	like($successor->query('COMMIT'), qr/55L01/, 'the next ticket cannot guard a commit');
 	continue_process($receiver);
 	$successor->wait_for($holds =~ s/, d/ AND d/gr);
 	is($successor->query("SELECT dlock_check('handed on', $first)"),
-		'f', 'once it answers, the next one holds');
+		'f', 'when the standby answers, the next ticket holds');
 	$successor->query("SELECT dlock_release_ticket($next)");
 	$successor->quit;
 }
 
-# The worker, woken by this, sends a heartbeat, because a quarter has passed
-# since the last one.  So no renewal waits for one, although the standby stops
-# after that.
+# This call wakes the worker, which sends a heartbeat, because a quarter of the
+# ttl has passed since the last.  So no renewal waits, although the standby
+# stops.
 foreach my $hours (0, 0.27)
 {
 	time_passes($hours * 3600);
 	is($client->query("SELECT dlock_set_info($lease{attached}, '$hours')"),
-		't', 'the worker comes');
+		't', 'the worker is woken');
 }
 $admin->wait_for('SELECT bool_and(flush_lsn >= pg_current_wal_flush_lsn()) '
 	  . 'FROM pg_stat_replication');
 stop_process($receiver);
 
-# A renewal waits for this only a moment
+# A renewal waits only briefly for the standby.
 sub renewal_waits
 {
 	my ($name, $seconds) = @_;
@@ -324,26 +324,26 @@ sub renewal_waits
 
 time_passes(0.1 * 3600);
 is(renewed(), $all,
-	'it does not, and the latest answer is no older than a quarter');
+	'without the standby, its last answer is not a quarter old');
 time_passes(0.2 * 3600);
 like(
 	renewal_waits('on', 20),
 	qr/58030: could not renew lease $lease{on}.*HINT:  Renew again/s,
-	'then a renewal is neither a success nor a loss');
+	'later, a renewal neither succeeds nor reports a loss');
 $client->query(q{SET statement_timeout = '10ms'});
 like($client->query("SELECT dlock_renew($lease{on})"),
-	qr/57014/, 'and does not wait beyond statement_timeout');
+	qr/57014/, 'a renewal does not wait beyond statement_timeout');
 $client->query('RESET statement_timeout');
 continue_process($receiver);
-is(renewed(), $all, 'it answers, and all leases are renewed');
+is(renewed(), $all, 'when the standby answers, all leases are renewed');
 
 stop_process($receiver);
 $worker = freeze($admin);
 time_passes(0.8 * 3600);
-like(renewal_waits('on', 20), qr/58030/, 'again it does not');
+like(renewal_waits('on', 20), qr/58030/, 'the standby does not answer again');
 time_passes(0.6 * 3600);
 is($other->query("SELECT dlock_check('on', $lease{on})"),
-	'f', 'once a ttl and a quarter has passed, somebody is told that it is gone');
+	'f', 'after a ttl and a quarter, the lease is reported gone');
 continue_process($receiver);
 $client->query("SET synchronous_commit = 'on'");
 $client->query("SELECT pg_logical_emit_message(true, 'dlock', '')");
@@ -351,7 +351,7 @@ is( $client->query(
 		"SELECT dlock_renew($lease{on}) IS NULL, dlock_check('on', $lease{on})"
 	),
 	't|f',
-	'and so it stays, though the standby answers');
+	'the lease stays gone when the standby answers');
 thaw($worker);
 
 #
@@ -394,11 +394,11 @@ is($answer, '1', 'a renewal in time succeeds, though the standby answers late');
 	$worker = freeze($admin);
 	time_passes(0.5 * 3600);
 	continue_process($receiver);
-	is($client->answer, '1', 'the standby has the other ttl, after a while');
+	is($client->answer, '1', 'the standby has the new ttl, after a while');
 	stop_process($receiver);
 	time_passes(0.8 * 3600);
 	is($other->query("SELECT dlock_check('ttl', $fence)"),
-		'f', 'but it counts from before that');
+		'f', 'the new ttl counts from before the answer');
 	continue_process($receiver);
 	thaw($worker);
 }

@@ -33,26 +33,26 @@ $waiter->start("SELECT dlock_acquire('a')");
 $client->until_waits($waiter);
 time_passes(30 * 60);
 is($client->query("SELECT dlock_renew($lease), dlock_check('b', $by_ttl)"),
-	'1|t', 'half an hour of sleep, and all leases are there');
-ok(!$waiter->answered, 'and nobody else has their locks');
+	'1|t', 'after half an hour of suspend, all leases exist');
+ok(!$waiter->answered, 'no other session has their locks');
 
-# "b" was not renewed, and the other one is half an hour younger
+# "b" was not renewed.  The other lease was renewed half an hour later.
 time_passes(2 * 60 * 60);
 is( $client->query(
 		"SELECT dlock_check('a', $by_lease), dlock_check('b', $by_ttl), "
 		  . "dlock_renew($lease) IS NULL, dlock_renew($by_ttl) IS NULL"),
 	'f|f|t|t',
-	'two hours more, and what had an hour is gone');
+	'after two more hours, a lease with an hour left is gone');
 like($client->query("SELECT dlock_guard('a', $by_lease)"),
-	qr/55L01/, 'and guards nothing');
+	qr/55L01/, 'the lost lock guards nothing');
 grows('the next in line is granted', $by_lease, $waiter->answer);
 is( $client->query(
 		"SELECT dlock_check('c', $by_session), "
 		  . "dlock_renew($kept), dlock_renew($long)"),
 	't|0|0',
-	'what a session keeps is there, and what has time left');
+	'an attached lease and a lease with time left exist');
 
-# The time of waits is measured by that clock, too.
+# The waiting time is measured by that clock, too.
 my $enqueued = $waiter->query(q{SELECT dlock_enqueue('c', 'nobody')});
 time_passes(60 * 60);
 is( $client->query(
@@ -66,7 +66,7 @@ backends_gone($attached->{pid});
 is($client->query("SELECT dlock_renew($kept)"), '0', 'the session ends');
 time_passes(60 * 60);
 is($client->query("SELECT dlock_renew($kept) IS NULL"),
-	't', 'an hour later, what it kept is gone');
+	't', 'an hour later, the formerly attached lease is gone');
 
 $_->quit foreach $client, $waiter;
 done_testing();

@@ -1,13 +1,13 @@
-# The tables of leases are dlock's own.  A change by an administrator does no
-# harm, or each call with leases raises an error that names it, until it is
-# undone.  No code that was added to a table runs, holders hold, and no restart
-# is needed.
+# The tables of leases are dlock's own.  If an administrator's change of a
+# table can do harm, each call with leases raises an error that names the
+# change, until the change is undone.  No code that was added to a table runs,
+# holders hold, and no restart is needed.
 #
-# What would break it: a shape that writing accepts and loading does not, so
-# that a restart fails over a change made long before; a column that is taken
-# for another that had its position; code of a table's owner that the worker
-# runs; a row that is read or written without an index that this needs; a table
-# that a crash empties.
+# What would break it: a table definition that writing accepts and loading does
+# not, so that a restart fails because of an old change; a column that is
+# mistaken for another that had its position; code of a table's owner that the
+# worker runs; a row that is read or written without the index that this needs;
+# a table that a crash empties.
 
 use strict;
 use warnings FATAL => 'all';
@@ -22,7 +22,7 @@ use Test::More;
 my $node = new_server('main', allows_streaming => 'logical');
 my $session = session($node);
 my $lease = $session->query("SELECT dlock_lease_open('1h', info => 'x')");
-# no null in columns that a change makes NOT NULL
+# The rows have no null in columns that a change makes NOT NULL.
 my $acquire = "dlock_lease_acquire('%s', $lease, info => 'x')";
 my $fence = ask(sprintf("SELECT $acquire", 'lock'));
 
@@ -33,7 +33,7 @@ sub ask
 	return $session->query($sql) . '';
 }
 
-# An error of a change would be taken for one of dlock.
+# The test would mistake an error of a change for an error of dlock.
 sub change
 {
 	my ($sql) = @_;
@@ -57,7 +57,7 @@ sub crash
 	return;
 }
 
-# Written, found, and there after a crash
+# A lease and a ticket can be written and found, and survive a crash.
 sub works
 {
 	my ($test, $crash) = @_;
@@ -75,8 +75,8 @@ sub works
 	my $waiting =
 	  ask("SELECT dlock_lease_enqueue('lock', $lease, 'channel', owner => '$test')");
 	is(ask("SELECT dlock_release_ticket($waiting)"),
-		't', "$test: a waiter that goes");
-	# also an update of a row; and with it, all before is durable
+		't', "$test: a waiter leaves");
+	# This also updates a row.  Its flush makes all earlier rows durable.
 	is( ask("SELECT dlock_renew(lease, '2h'), dlock_lease_close(lease) "
 			  . "FROM dlock_lease_open('1h', info => 'x') AS lease"),
 		'0|0',
@@ -97,7 +97,7 @@ my @harmless = (
 	[ 'rights', [
 			'REVOKE ALL ON dlock_queue, dlock_queue_lease FROM somebody, '
 			  . 'somebody_else, CURRENT_USER' ] ],
-	[ 'a column that is added and dropped', [
+	[ 'a column is added and dropped', [
 			"ALTER TABLE dlock_queue ADD more text NOT NULL DEFAULT 'more'",
 			'ALTER TABLE dlock_queue DROP more',
 			'ALTER TABLE dlock_queue_lease ADD more timestamptz DEFAULT clock_timestamp(), '
@@ -144,7 +144,7 @@ foreach my $change (@harmless)
 }
 change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 
-# During the change, and after it was interrupted
+# Calls during REINDEX CONCURRENTLY, and after it was interrupted
 {
 	my ($writer, $admin) = map { session($node) } 1 .. 2;
 	my $left = q{FROM pg_index WHERE NOT indisvalid};
@@ -157,7 +157,7 @@ change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 	crash();
 	$_->quit foreach $writer, $admin;
 	cmp_ok(ask("SELECT count(*) $left"), '>', 1, 'indexes that are not valid are left');
-	works('after REINDEX CONCURRENTLY was broken off');
+	works('after REINDEX CONCURRENTLY was interrupted');
 	my @left = split /\n/, ask("SELECT indexrelid::regclass $left");
 	change('REINDEX TABLE dlock_queue');
 	is(ask("SELECT count(*) $left AND indrelid = 'dlock_queue'::regclass"), '0', 'REINDEX makes them valid');
@@ -166,7 +166,7 @@ change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 }
 
 #
-# Changes that are refused.  Code of a table leaves a trace if it runs.
+# Changes that are refused.  Code that is added to a table leaves a trace.
 #
 change(
 	[
@@ -340,7 +340,7 @@ my @refused = (
 	[ 'a partition',
 		'ALTER TABLE parted ATTACH PARTITION dlock_queue DEFAULT',
 		'ALTER TABLE parted DETACH PARTITION dlock_queue', $inherits ],
-	# the key is called "another" since it was
+	# An earlier change has renamed the key to "another".
 	[ 'no primary key', $drop_key, $key, $no_key ],
 	[ 'another primary key',
 		[
@@ -388,7 +388,7 @@ sub all_refused
 	return;
 }
 
-# Released tickets go.
+# Rows of released tickets are removed.
 sub is_free_again
 {
 	my ($ticket, $test) = @_;
@@ -398,10 +398,10 @@ sub is_free_again
 	return ok(
 		$session->wait_for(
 			"SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket"),
-		"$test, undone: what was released goes");
+		"$test, undone: the released row is removed");
 }
 
-# It is not valid, and yet it refuses duplicate names.
+# An invalid index still refuses duplicate names.
 sub break_off_index
 {
 	my ($reader, $admin) = map { session($node) } 1 .. 2;
@@ -427,17 +427,17 @@ foreach my $change (@refused)
 
 	change($do);
 	ask('TRUNCATE ran');
-	# each kind in its turn: one takes a second
+	# Use another kind of call for each change: one kind takes a second.
 	push @calls, shift @calls;
 	all_refused($error, $test, $calls[0]);
 	is( ask("SELECT dlock_check('lock', $fence), dlock_is_held('lock', $lease), "
 			  . "dlock_renew($lease)"),
 		't|t|2',
-		"$test: what is held is held");
+		"$test: no lock is lost");
 	is( ask(q{SELECT (SELECT count(*) FROM dlock_locks WHERE name = 'new'),
 			(SELECT count(*) FROM dlock_leases WHERE info = 'new')}),
 		'0|0',
-		"$test: what was refused has left nothing");
+		"$test: refused calls leave nothing");
 	is( ask("SELECT dlock_try_acquire('new') > 0, dlock_release('new'), "
 			  . "dlock_xact_acquire('new') > 0, dlock_release_ticket($before), "
 			  . "dlock_try_acquire('before') IS NULL"),
@@ -445,15 +445,15 @@ foreach my $change (@refused)
 		"$test: sessions go on, but have nothing that a row says is held");
 	crash();
 	all_refused($error, "$test, reading", @calls, "dlock_try_acquire('lock')");
-	is(ask('SELECT count(*) FROM ran'), '0', "$test: nothing was run");
+	is(ask('SELECT count(*) FROM ran'), '0', "$test: no added code was run");
 	change($undo);
-	# which the crash has brought back
+	# the rows that the crash has restored
 	is_free_again($before, $test);
 	works("$test, undone");
 }
 
 #
-# An unlogged table, which a crash empties, is refused until it is logged.
+# A crash empties an unlogged table, so it is refused until it is logged.
 #
 my %uses = (
 	'dlock_queue' => "SELECT dlock_ttl_acquire('x', '1h')",
@@ -472,7 +472,7 @@ foreach my $name (sort keys %uses)
 
 	change("ALTER $kind $name SET UNLOGGED");
 	like(ask($uses{$name}), $error, $test);
-	is(ask("SELECT dlock_renew($lease) > 0"), 't', "$test: what is held is held");
+	is(ask("SELECT dlock_renew($lease) > 0"), 't', "$test: no lock is lost");
 	$session->quit;
 	$node->restart;
 	$session = session($node);
@@ -480,11 +480,11 @@ foreach my $name (sort keys %uses)
 	change("ALTER $kind $name SET LOGGED");
 	works("$test, undone", 1);
 }
-# empty after a crash, which must not count as its contents
+# The table is empty after a crash, but its leases must not end for that.
 change("$queue SET UNLOGGED");
 crash();
 like(ask("SELECT dlock_try_acquire('lock')"),
-	qr/55000: .*is unlogged/, 'nor is it emptied without a word');
+	qr/55000: .*is unlogged/, 'a call reports the emptied table');
 change("$queue SET LOGGED");
 
 #

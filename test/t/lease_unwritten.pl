@@ -1,13 +1,13 @@
 # A lease call changes shared memory before the row is written.  In between,
-# other sessions can release its ticket, wait for it, or be next; the caller
-# can give up; the worker can die.  No client learns of a change that can still
-# be undone, and a call that gave up leaves nothing.
+# other sessions can release its ticket, wait for it, or be next in the queue;
+# the caller can give up; the worker can die.  No client learns of a change
+# that can still be undone.  A call that gave up leaves nothing.
 #
 # What would break it: a call that waits for a row that is never written; a
-# ticket that is undone twice, or that a batch in progress brings back; a
-# request that gets another's ticket before the lease has it; a queued lease
-# that has expired, and is granted the lock; a worker that exits at a shutdown
-# before the sessions have undone their requests.
+# ticket that is undone twice, or that a batch in progress restores; a request
+# that returns another request's ticket before the lease has the ticket; an
+# expired ticket in the queue that is granted the lock; a worker that exits at
+# a shutdown before the sessions have undone their requests.
 #
 # The worker is stopped while it sleeps, so that it writes nothing, or by a
 # debugger at a row, so that it has a batch in progress.
@@ -33,7 +33,7 @@ my $client = session($node);
 my $other = session($node);
 my $lease = $admin->query("SELECT dlock_lease_open('1h', info => 'main')");
 
-# The number of the one ticket of a lock, once a lease has it
+# Wait until a lease has the only ticket of a lock, and return its number.
 sub ticket_of
 {
 	my ($name) = @_;
@@ -81,7 +81,7 @@ sub rows
 }
 
 #
-# Another session closes a lease before its call has returned.
+# Another session closes a lease before the call that opens it has returned.
 #
 {
 	my $worker = freeze($admin);
@@ -96,15 +96,15 @@ sub rows
 		'a lease that is not written is closed');
 	thaw($worker);
 	like($client->answer, qr/55L01: lease \d+ is gone/,
-		'its opener is told that it is gone');
+		'its opener gets an error that it is gone');
 	is($admin->query(
 			q{SELECT count(*) FROM dlock_leases WHERE info = 'new'}),
-		'0', 'and it is');
+		'0', 'the lease is gone');
 }
 
 #
-# Another session releases a ticket before it is written: the lock is free at
-# once.  The caller gives up when there is nothing to undo.
+# Another session releases a ticket before its row is written: the lock is free
+# at once.  The caller gives up when there is nothing to undo.
 #
 {
 	my $worker = freeze($admin);
@@ -114,24 +114,24 @@ sub rows
 	$ticket = ticket_of('lock');
 	is($admin->query("SELECT dlock_release_ticket($ticket)"),
 		't', 'a ticket that is not written is released');
-	is_unused('lock', 'and its lock is free without the worker');
+	is_unused('lock', 'the lock is free without the worker');
 	$admin->query("SELECT pg_cancel_backend($client->{pid})");
-	like($client->answer, qr/57014/, 'who asked for it gives up');
-	is_unused('lock', 'and the lock is free');
+	like($client->answer, qr/57014/, 'the requesting session gives up');
+	is_unused('lock', 'the lock is free');
 	thaw($worker);
 
-	# the same, and the caller does not give up
+	# Again, but the caller does not give up.
 	$worker = freeze($admin);
 	$client->start("SELECT dlock_lease_acquire('lock', $lease)");
 	$ticket = ticket_of('lock');
 	$admin->query("SELECT dlock_release_ticket($ticket)");
 	thaw($worker);
-	like($client->answer, qr/55L01/, 'who asked for it is told that it is gone');
-	is(rows('lock'), '0', 'and it has no row');
+	like($client->answer, qr/55L01/, 'the requesting session gets an error that it is gone');
+	is(rows('lock'), '0', 'the ticket has no row');
 }
 
 #
-# Other sessions wait for the row, too, and learn that it will not come.
+# Other sessions wait for the row, too, and learn that it will not be written.
 #
 {
 	my $worker = freeze($admin);
@@ -144,16 +144,16 @@ sub rows
 		sub { $other->answered || waits_for($other, 'Extension') });
 	ok(!$other->answered, 'a grant counts when it is written');
 	$admin->query("SELECT pg_cancel_backend($client->{pid})");
-	like($client->answer, qr/57014/, 'who asked for the ticket gives up');
+	like($client->answer, qr/57014/, 'the session that requested the ticket gives up');
 	like($other->answer, qr/55L01/,
-		'who waits for it is told, without the worker');
-	is_unused('lock', 'and the lock is free');
+		'a session that waits for it gets an error, without the worker');
+	is_unused('lock', 'the lock is free');
 	thaw($worker);
 }
 
 #
-# The worker dies with a batch in progress.  Whether that was committed is
-# unknown; the next worker assumes so.
+# The worker dies with a batch in progress.  The next worker assumes that the
+# batch was committed, because it cannot know.
 #
 SKIP:
 {
@@ -165,11 +165,11 @@ SKIP:
 	worker_dies($admin);
 	ok(!$client->answered, 'the worker dies, and a call waits');
 	worker_goes_on($admin);
-	like($client->answer, qr/^\d+$/, 'for the next one, which writes');
-	isnt(worker($admin), $worker, 'it is another one');
+	like($client->answer, qr/^\d+$/, 'the call returns when the next worker has written');
+	isnt(worker($admin), $worker, 'the worker has changed');
 	is(rows('lock'), '1', 'one row');
 
-	# the same if the row is to be removed
+	# Again, with a row that the worker must remove.
 	my $fence = $admin->query("SELECT dlock_fence('lock')");
 	stop_worker($admin,
 		sub { $client->query("SELECT dlock_release_ticket($fence)") });
@@ -177,13 +177,13 @@ SKIP:
 	$admin->until_waits($other);
 	worker_dies($admin);
 	ok(!$other->answered, 'the worker dies at a removal');
-	is(rows('lock'), '1', 'which it has not written');
+	is(rows('lock'), '1', 'the worker has not removed the row');
 	worker_goes_on($admin);
-	grows('the next one removes, and hands on', $fence, $other->answer);
+	grows('the next worker removes the row, and hands over', $fence, $other->answer);
 	is(rows('lock'), '0', 'no row');
 	$other->query("SELECT dlock_release('lock')");
 
-	# the same after it has written, but before it has reported it
+	# Again, but the worker dies after its commit, before it has reported that.
 	stop_at_rows($admin, 'INSERT', 1);
 	stop_worker($admin,
 		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
@@ -192,8 +192,8 @@ SKIP:
 	ok(!$client->answered, 'and dies');
 	worker_goes_on($admin);
 	$fence = $client->answer;
-	like($fence, qr/^\d+$/, 'the next one writes it once more');
-	is(rows('lock'), '1', 'in the same row');
+	like($fence, qr/^\d+$/, 'the next worker writes the row again');
+	is(rows('lock'), '1', 'there is only one row');
 	stop_at_rows($admin, 'DELETE', 1);
 	stop_worker($admin,
 		sub { $client->query("SELECT dlock_release_ticket($fence)") });
@@ -203,8 +203,8 @@ SKIP:
 	worker_dies($admin);
 	ok(!$other->answered, 'and dies');
 	worker_goes_on($admin);
-	grows('the next one hands on', $fence, $other->answer);
-	is(rows('lock'), '0', 'what has no row');
+	grows('the next worker hands over', $fence, $other->answer);
+	is(rows('lock'), '0', 'the session that has the lock has no row');
 	$other->query("SELECT dlock_release('lock')");
 	stop_at_rows($admin, 'INSERT OR DELETE');
 
@@ -218,22 +218,22 @@ SKIP:
 		like($client->answer, qr/57014/,
 			"who asked gives up, and the worker $end");
 		is($client->query("SELECT dlock_fence('lock') IS NULL"),
-			't', '... nobody holds the lock');
+			't', '... no ticket holds the lock');
 		$other->start("SELECT dlock_acquire('lock') > 0");
 		$admin->until_waits($other);
 		worker_dies($admin) if $end eq 'dies';
-		ok(!$other->answered, '... and nobody is granted it');
+		ok(!$other->answered, '... and no ticket is granted it');
 		worker_goes_on($admin);
 		is($other->answer, 't', '... before its row is gone');
-		is(rows('lock'), '0', '... as it is');
+		is(rows('lock'), '0', '... and then the row is gone');
 		$other->query("SELECT dlock_release('lock')");
 	}
 }
 
 #
-# The head of the queue is a ticket whose lease has run out.  It leaves once
-# its row is removed, and at once if it has none.  Its ttl begins at the end of
-# a session, when the worker is stopped.
+# The head of the queue is a ticket whose lease has expired.  The ticket leaves
+# when its row is removed, or at once if it has no row.  Its ttl begins at the
+# end of a session, when the worker is stopped.
 #
 {
 	my $listener = session($node);
@@ -256,13 +256,13 @@ SKIP:
 		"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $ticket");
 	$client->query("SELECT dlock_release('lock')");
 	is($admin->query($is_granted),
-		'f', 'the head of the queue has run out, and has a row');
+		'f', 'the head of the queue has expired, and has a row');
 	is($admin->query(q{SELECT dlock_try_acquire('lock', '1ms') IS NULL}),
-		't', 'nobody passes it');
+		't', 'no ticket passes it');
 	thaw($worker);
-	grows('before that is removed', $ticket, $other->answer);
-	is(rows('lock'), '0', 'as it is');
-	told($listener, 'and it is told', announcement('expired', 'lock', $ticket));
+	grows('the next ticket is granted when the row is removed', $ticket, $other->answer);
+	is(rows('lock'), '0', 'the row is removed');
+	told($listener, 'the expiry is announced', announcement('expired', 'lock', $ticket));
 	$other->query("SELECT dlock_release('lock')");
 	$listener->quit;
 
@@ -279,10 +279,10 @@ SKIP:
 	$admin->wait_for(
 		"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $ticket");
 	$client->query("SELECT dlock_release('lock')");
-	grows('one without a row is passed', $ticket, $other->answer);
+	grows('an expired ticket without a row is passed', $ticket, $other->answer);
 	thaw($worker);
-	like($enqueuer->answer, qr/55L01/, 'and whose it is, is told');
-	is(rows('lock'), '0', 'it never had a row');
+	like($enqueuer->answer, qr/55L01/, 'the owner of that ticket gets an error');
+	is(rows('lock'), '0', 'the ticket never had a row');
 	$other->query("SELECT dlock_release('lock')");
 	$enqueuer->quit;
 }
@@ -299,13 +299,13 @@ SKIP:
 	is($admin->query("SELECT dlock_release_ticket($fence)"),
 		't', 'a semaphore is released');
 	like($admin->query("SELECT dlock_release_ticket($fence)"),
-		qr/WARNING.*^f$/ms, 'and not once more');
+		qr/WARNING.*^f$/ms, 'a second release warns');
 	$client->start("SELECT dlock_acquire('lock', slots => 3) > 0");
 	$admin->until_waits($client);
 	$other->start("SELECT dlock_acquire('lock', slots => 3, permits => 2) > 0");
 	$admin->until_waits($other);
 	like($admin->query("SELECT dlock_try_acquire('lock', slots => 2)"),
-		qr/55000: .*in use with other slots/, 'another size than its waiters\'');
+		qr/55000: .*in use with other slots/, 'a size that differs from the waiters\' is refused');
 	thaw($worker);
 	is($client->answer . $other->answer,
 		'tt', 'a semaphore gets another size with its holders');
@@ -313,13 +313,13 @@ SKIP:
 			q{SELECT string_agg(slots || ' ' || permits, ', ' ORDER BY ticket)
 				FROM dlock_locks WHERE name = 'lock' AND granted}),
 		'3 1, 3 2',
-		'and both fit');
+		'both holders fit');
 	$_->query("SELECT dlock_release('lock')") foreach $client, $other;
 }
 
 #
-# A ticket is granted and released before its waiter looks: it was lost,
-# whether or not its row is gone.
+# A ticket is granted and released before its waiter checks.  The waiter has
+# lost the ticket, even if its row still exists.
 #
 {
 	my $ticket;
@@ -336,8 +336,8 @@ SKIP:
 		't', 'granted and released');
 	continue_process($other->{pid});
 	like($other->answer, qr/55L01: ticket $ticket is gone/,
-		'who waited finds it gone');
-	is(rows('lock'), '1', 'before its row is');
+		'the waiter finds the ticket gone');
+	is(rows('lock'), '1', 'the row still exists');
 	thaw($worker);
 	poll('the lock is free',
 		sub {
@@ -348,8 +348,8 @@ SKIP:
 }
 
 #
-# A lease is closed while a request for it waits for more numbers: the request
-# is too late.
+# A lease is closed while a request for it waits for more numbers.  The request
+# then fails.
 #
 {
 	my $short = $client->query("SELECT dlock_lease_open('1h')");
@@ -375,12 +375,12 @@ SKIP:
 	$admin->query('ROLLBACK');
 	like($_->answer, qr/55L01: lease $short is gone/, 'which fails')
 	  foreach $client, $other;
-	is_unused($_, 'and leaves nothing') foreach 'lock', 'lock 2';
+	is_unused($_, 'the request leaves nothing') foreach 'lock', 'lock 2';
 }
 
 #
-# Two sessions make the same request.  The first one's ticket was granted, and
-# not yet handed to the lease: the other one is not told.
+# Two sessions make the same request.  The second session does not learn of the
+# first session's grant before the lease has the ticket.
 #
 foreach my $end ('goes on', 'dies')
 {
@@ -413,7 +413,7 @@ foreach my $end ('goes on', 'dies')
 }
 
 #
-# The next one is released before the holder's removal is written: it has lost
+# The next ticket is released before the holder's removal is written.  It loses
 # its place in the queue, and never had the lock.
 #
 {
@@ -423,18 +423,18 @@ foreach my $end ('goes on', 'dies')
 
 	$admin->query("SELECT dlock_release_ticket($fence)");
 	$client->start(q{SELECT dlock_ttl_acquire('lock', '1h')});
-	poll('the next one waits',
+	poll('the next ticket waits',
 		sub {
 			$ticket = $admin->query("SELECT ticket FROM dlock_locks "
 				  . "WHERE name = 'lock' AND NOT granted AND ticket <> $fence");
 			return $ticket =~ /^\d+$/;
 		});
 	is($admin->query("SELECT dlock_force_release($ticket)"),
-		't', 'the next one is released');
+		't', 'the next ticket is released');
 	like(
 		$client->answer,
 		qr/55L01: lost the place in the queue of lock "lock"/,
-		'... and has lost its place');
+		'... and its waiter has lost its place');
 	thaw($worker);
 }
 
@@ -442,7 +442,7 @@ foreach my $end ('goes on', 'dies')
 # A session is terminated together with the worker, at a shutdown, and exits
 # later.
 #
-# The exit of others shows that the worker was told, too.
+# The exit of other processes shows that the worker was signaled, too.
 {
 	my $data_dir = $node->data_dir;
 	my (@others, $stopped);
@@ -462,10 +462,10 @@ foreach my $end ('goes on', 'dies')
 		sub { !grep { kill 0, $_ } @others });
 	continue_process($client->{pid});
 	like($client->answer, qr/57P01|closed the connection/,
-		'an acquire is cut short by a shutdown');
+		'a shutdown interrupts an acquire');
 	$_->quit foreach $admin, $client, $other;
 	poll('the server has stopped', sub { !-e "$data_dir/postmaster.pid" });
-	# makes the node see that there is no postmaster
+	# Let the node notice that there is no postmaster.
 	$node->stop('fast', fail_ok => 1);
 	$node->append_conf('postgresql.auto.conf', "synchronous_standby_names = ''");
 	$node->start;
