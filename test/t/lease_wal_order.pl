@@ -1,16 +1,16 @@
-# No ticket is granted after a lease's ticket, held or waiting, before the
-# removal of that ticket's row is in the WAL.  So no part of the WAL that
+# When a lease's ticket ends, held or waiting, no ticket behind it is granted
+# before the removal of its row is in the WAL.  So no part of the WAL that
 # survives a crash has two holders, or a ticket that is granted after a greater
-# number.  Here the worker, which writes the removal, is stopped.  Then no lock
-# is handed over, however the ticket ends and whatever waits, though it counts
-# as gone at once; and after a crash the old holder holds, and no other.
+# number.  Here the worker, which writes the removal, is stopped.  Then the
+# ended ticket counts as gone at once, but its lock is not handed over, however
+# the ticket ends and whatever waits.  After a crash, the old holder holds.
 #
 # What would break it: a release, a close, a forced release or an expiry that
-# takes a ticket with a row out of its lock by itself; a new request that
-# passes a lock that only waits for the worker, or fits beside the leaving
-# holder because it has other slots; a grant that is announced or answered
-# before it is written, or before the removal is flushed; an heir's row that is
-# written apart from that removal, or that stays when the heir has gone.
+# removes a ticket with a row from its lock without the worker; a new request
+# that gets a lock that waits for the worker, or that fits beside the leaving
+# holder because of other slots; a grant that is announced or answered before
+# it is written, or before the removal is flushed; a successor's row that is
+# not written with that removal, or that stays when the successor has gone.
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +21,7 @@ use Dlock::Test;
 use Dlock::Worker;
 use Test::More;
 
-# Only sessions that wait for it flush the WAL.
+# Only sessions that wait for a flush flush the WAL.
 my $node = new_server(
 	'main',
 	conf => q{
@@ -40,7 +40,7 @@ sub start_sessions
 	return;
 }
 
-# All sessions have ended then, also these.
+# A crash also ends these sessions.
 sub crash
 {
 	kill_server($node);
@@ -71,12 +71,12 @@ sub crash_and_nobody_holds
 	my ($name, $ticket, @sessions) = @_;
 
 	crash(@sessions);
-	is(rows($name), '', "$name: after a crash nobody holds");
-	is(is_current($name, $ticket), 'f', "$name: nor is the fence current");
+	is(rows($name), '', "$name: after a crash no ticket holds");
+	is(is_current($name, $ticket), 'f', "$name: the fence is not current");
 	return;
 }
 
-# A lease that holds a lock, and its ticket
+# Let a lease hold a lock.  Return the lease and its ticket.
 sub holder
 {
 	my ($name, @options) = @_;
@@ -118,25 +118,25 @@ foreach my $ending (sort keys %endings)
 		$stopped = freeze($admin);
 		my $queue = rows($name);
 		$queue =~ s/^$ticket\|t\|lease\n//;
-		# a release at commit has one more, empty answer
+		# a release at commit has one more answer, which is empty
 		like($client->query($endings{$ending}->($lease, $ticket)),
 			qr/\A(t|)\z/, "$name: done");
 		is(is_current($name, $ticket), 'f', "$name: the fence is not current");
 		is(rows($name), $queue, "$name: nobody holds, and the waiter waits");
 		is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
-			't', "$name: nobody else gets it");
+			't', "$name: no other session gets it");
 		is($admin->query("SELECT dlock_fence('$name') IS NULL"),
 			't', "$name: there is no fence");
 		ok(!$waiter->answered, "$name: no answer");
 		thaw($stopped);
-		cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
+		cmp_ok($waiter->answer, '>', $ticket, "$name: granted when the worker goes on");
 		$waiter->quit;
 		$client->query("SELECT dlock_lease_close($lease)")
 		  if $ending ne 'close';
 	}
 }
 
-# The enqueued ticket, and its announcement
+# An enqueued ticket is granted and announced when the worker goes on.
 {
 	my ($lease, $ticket) = holder('enqueued');
 	my ($next) = $client->query('LISTEN c; '
@@ -146,7 +146,7 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_release_ticket($ticket)");
 	is(rows('enqueued'), "$next|f|lease", 'enqueued: waits');
 	is($client->query("SELECT dlock_wait($next, '0')"),
-		'f', 'enqueued: told so');
+		'f', 'enqueued: dlock_wait() says so');
 	thaw($stopped);
 	is($client->query("SELECT dlock_wait($next)"), 't', 'enqueued: granted');
 	is( ($client->announcements(1))[0],
@@ -155,7 +155,7 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_lease_close($_)") foreach $lease, $next;
 }
 
-# A waiter gives up: no ticket is granted past its place.
+# When a waiter gives up, no ticket behind it is granted before it.
 foreach my $ending (sort keys %endings)
 {
 	my $name = "$ending of a waiter";
@@ -176,16 +176,16 @@ foreach my $ending (sort keys %endings)
 	like(rows($name), qr/\A\d+\|f\|session\z/,
 		"$name: who waits behind it waits still");
 	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
-		't', "$name: nobody else gets it");
+		't', "$name: no other session gets it");
 	ok(!$waiter->answered, "$name: no answer");
 	thaw($stopped);
-	cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
+	cmp_ok($waiter->answer, '>', $ticket, "$name: granted when the worker goes on");
 	$_->quit foreach $holder, $waiter;
 	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
 }
 
-# The same with no ticket behind that place, and no holder before it: a later
-# one is queued.
+# The same without a ticket behind the waiter, and without a holder: a later
+# request must queue.
 {
 	my $holder = session($node);
 	my $later = session($node);
@@ -196,19 +196,19 @@ foreach my $ending (sort keys %endings)
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', 'alone in the queue: released');
 	$holder->query('SELECT dlock_release_all()');
-	is(rows('alone'), '', 'alone in the queue: nobody holds or waits');
+	is(rows('alone'), '', 'alone in the queue: no ticket holds or waits');
 	is($admin->query("SELECT dlock_try_acquire('alone', '10 ms') IS NULL"),
-		't', 'alone in the queue: nobody gets it');
+		't', 'alone in the queue: no session gets the lock');
 	$later->start("SELECT dlock_acquire('alone')");
 	$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('alone')");
 	like(rows('alone'), qr/\A\d+\|f\|session\z/,
-		'alone in the queue: who comes later waits');
+		'alone in the queue: a later request waits');
 	thaw($stopped);
-	cmp_ok($later->answer, '>', $ticket, 'alone in the queue: granted then');
+	cmp_ok($later->answer, '>', $ticket, 'alone in the queue: granted when the worker goes on');
 	$_->quit foreach $holder, $later;
 }
 
-# A lease that runs out is gone in every answer, and nothing is handed over.
+# An expired lease is gone in every answer, but its lock is not handed over.
 # Its ttl begins at the end of a session, when the worker is stopped.
 {
 	my $keeper = session($node);
@@ -227,22 +227,22 @@ foreach my $ending (sort keys %endings)
 	is($client->query("SELECT dlock_renew($lease) IS NULL"),
 		't', 'expired: cannot be renewed');
 	is($admin->query("SELECT dlock_try_acquire('expired') IS NULL"),
-		't', 'expired: nobody else gets it');
+		't', 'expired: no other session gets it');
 	thaw($stopped);
-	cmp_ok($waiter->answer, '>', $ticket, 'expired: granted then');
+	cmp_ok($waiter->answer, '>', $ticket, 'expired: granted when the worker goes on');
 	$waiter->quit;
 }
 
-# Beside a leaving holder, the lock already has the slots or the mode of later
-# requests.  All the same no ticket fits beside that holder: neither a waiter,
-# when another one gives up, nor a later request.
+# While a holder is leaving, the lock already has the slots or the mode of
+# later requests.  Still, no ticket is granted beside that holder: neither a
+# waiter, when another waiter gives up, nor a later request.
 my %other_slots = (
 	'exclusive, then slots' => [ 'slots => 5' ],
 	'shared, then slots' => [ 'slots => 5', 'shared => true' ],
 	'slots, then shared' => [ 'shared => true', 'slots => 3' ],
 	'slots, then other slots' => [ 'slots => 5', 'slots => 3' ]);
 
-# Two sessions that wait for a lock, one behind the other
+# Let two sessions wait for a lock, one behind the other.
 sub start_two
 {
 	my ($name, $options) = @_;
@@ -261,7 +261,7 @@ sub cancel
 	my ($waiter) = @_;
 
 	$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
-	like($waiter->answer, qr/57014/, 'one gives up');
+	like($waiter->answer, qr/57014/, 'the first waiter gives up');
 	$waiter->quit;
 	return;
 }
@@ -279,16 +279,16 @@ foreach my $name (sort keys %other_slots)
 	like(rows($name), qr/\A\d+\|f\|session\z/, "$name: the other one waits");
 	cancel($first);
 	is( $client->query("SELECT dlock_try_acquire('$name', $after) IS NULL"),
-		't', "$name: who comes later does not get it");
+		't', "$name: a later request does not get it");
 	thaw($stopped);
 	cmp_ok($client->query("SELECT dlock_acquire('$name', $after)"),
-		'>', $ticket, "$name: free then");
+		'>', $ticket, "$name: free when the worker goes on");
 	$client->query("SELECT dlock_lease_close($lease)");
 }
 
-# The same if the lease before has run out: its delay, which the worker has
-# still to begin, closes the lock until it is opened by force, before or after
-# that.
+# The same if the old lease has expired.  Its delay, which the worker has not
+# begun yet, closes the lock until the lock is opened by force, before or after
+# the delay has begun.
 foreach my $when ('before', 'later')
 {
 	my $name = "delayed, opened $when";
@@ -319,12 +319,12 @@ foreach my $when ('before', 'later')
 	is($admin->query("SELECT dlock_force_release($ticket)"),
 		't', "$name: opened");
 	$delay_begins->() if $when eq 'before';
-	cmp_ok($first->answer, '>', $ticket, "$name: granted then");
+	cmp_ok($first->answer, '>', $ticket, "$name: granted when the worker goes on");
 	$first->quit;
 }
 
-# A crash before the removal is written: the old holder holds, no other does,
-# and no session waits.
+# After a crash before the removal is written, the old holder is the only
+# holder, and no session waits.
 {
 	my ($lease, $ticket) = holder('crash');
 	my $next = $client->query("SELECT dlock_ttl_enqueue('crash', '1 h', 'c')");
@@ -346,7 +346,7 @@ foreach my $when ('before', 'later')
 	$_->vanish foreach $waiter, $first;
 
 	is(rows('crash'), "$ticket|t|lease\n$next|f|lease",
-		'after the crash: who held holds, and who waited waits');
+		'after the crash: the holder holds, and the waiter waits');
 	is(rows('with a session'), "$other|t|lease",
 		'after the crash: holder and no waiter');
 	is(rows('with slots'), "$third|t|lease",
@@ -354,26 +354,26 @@ foreach my $when ('before', 'later')
 	is(is_current('crash', $ticket), 't', 'after the crash: fence is current');
 	is(is_current('crash', $next), 'f', 'after the crash: no successor');
 	is($client->query("SELECT dlock_try_acquire('$_') IS NULL"),
-		't', 'after the crash: nobody else gets it')
+		't', 'after the crash: no other session gets it')
 	  foreach 'crash', 'with a session';
 
-	# In reverse: once the successor knows, it stays so.
+	# In reverse: a crash does not undo a grant that the successor knows of.
 	$client->query("SELECT dlock_release_ticket($ticket)");
 	is($client->query("SELECT dlock_wait($next)"), 't', 'granted');
 	crash();
 	is(rows('crash'), "$next|t|lease", 'after another crash: successor holds');
 	is(is_current('crash', $ticket), 'f',
-		'after another crash: the fence before is not current');
+		'after another crash: the old fence is not current');
 }
 
-# The heir of a lease that has released: its row and the removal of the
-# holder's are one transaction, the one that counts.
+# When a lease has released, its successor's row and the removal of the
+# holder's row are one transaction, and the grant counts when it is written.
 my %heirs = (
 	'a lease' => sub { "SELECT dlock_lease_acquire('$_[0]', $_[1])" },
 	'a ttl' => sub { "SELECT dlock_ttl_acquire('$_[0]', '1 h')" });
 
-# A lease's ticket is released while the worker is stopped, and another one is
-# requested then
+# Release a lease's ticket while the worker is stopped, and request another
+# ticket then.
 sub start_heir
 {
 	my ($name, $kind) = @_;
@@ -394,29 +394,29 @@ foreach my $kind (sort keys %heirs)
 	my $name = "heir: $kind";
 	my ($heir, $ticket, $other) = start_heir($name, $kind);
 
-	like(rows($name), qr/\A\d+\|f\|lease\z/, "$name: waits, and nobody holds");
+	like(rows($name), qr/\A\d+\|f\|lease\z/, "$name: waits, and no ticket holds");
 	is($admin->query("SELECT dlock_fence('$name') IS NULL"),
 		't', "$name: there is no fence");
-	# no heir, as another one waits before it
+	# This waiter is not the successor, because another waits before it.
 	my $behind = session($node);
 	$behind->start("SELECT dlock_ttl_acquire('$name', '1 h')");
 	$admin->wait_for("SELECT count(*) = 2 FROM dlock_locks('$name')");
 	my $before = $admin->query('SELECT txid_current()');
 	thaw($stopped);
 	my $fence = $heir->answer;
-	cmp_ok($fence, '>', $ticket, "$name: granted then");
+	cmp_ok($fence, '>', $ticket, "$name: granted when the worker goes on");
 	is( $admin->query("SELECT txid_current() - $before"),
 		2, "$name: by one transaction");
 	is($admin->query("SELECT count(*) FROM dlock_queue WHERE name = '$name'"),
 		'1', "$name: the next request has no row");
 	crash($heir, $behind);
 	is(rows($name), "$fence|t|lease", "$name: holds after a crash, and alone");
-	is(is_current($name, $ticket), 'f', "$name: instead of the one before");
+	is(is_current($name, $ticket), 'f', "$name: the old fence is not current");
 	is($client->query("SELECT dlock_release_ticket($fence)"),
 		't', "$name: released again");
 }
 
-# A crash before that transaction restores the holder, and nothing of the heir.
+# A crash before that transaction restores the holder, but not the successor.
 {
 	my ($heir, $ticket) = start_heir('heir and crash', 'a lease');
 
@@ -424,11 +424,11 @@ foreach my $kind (sort keys %heirs)
 	unlike($heir->answer, qr/^\d+$/m, 'heir and crash: never granted');
 	is( rows('heir and crash'),
 		"$ticket|t|lease",
-		'heir and crash: who held holds, and nobody waits');
+		'heir and crash: the old holder holds, and no session waits');
 }
 
-# An heir that gives up, or whose session or lease ends: no ticket holds the
-# lock until the removal is written, and then the next one does.
+# A successor gives up, or its session or lease ends.  Then no ticket holds the
+# lock until the removal is written, and then the next ticket does.
 my %ends = (
 	'cancel' => sub { "SELECT pg_cancel_backend($_[0]{pid})" },
 	'terminate' => sub { "SELECT pg_terminate_backend($_[0]{pid}, 0)" },
@@ -443,18 +443,18 @@ foreach my $end (sort keys %ends)
 		"$name: done");
 	$admin->wait_for("SELECT count(*) = 0 FROM dlock_locks('$name')");
 	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
-		't', "$name: nobody gets it yet")
+		't', "$name: no session gets it yet")
 	  if $end eq 'cancel';
 	thaw($stopped);
 	unlike($heir->answer, qr/^\d+$/m, "$name: not granted");
 	$heir->vanish;
 	cmp_ok($client->query("SELECT dlock_acquire('$name')"),
-		'>', $ticket, "$name: free then");
+		'>', $ticket, "$name: free when the worker goes on");
 	$client->query('SELECT dlock_release_all()');
 }
 
-# A request whose ticket is ended by force is repeated, but not with a single
-# lease.
+# A request whose ticket is ended by force is repeated, except for a lease with
+# a single ticket.
 foreach my $kind (sort keys %heirs)
 {
 	my $name = "heir by force: $kind";
@@ -471,22 +471,22 @@ foreach my $kind (sort keys %heirs)
 	}
 	else
 	{
-		# the worker would wake it, but is stopped
+		# The worker would wake the session, but is stopped.
 		$admin->query("SELECT pg_log_backend_memory_contexts($heir->{pid})");
 		$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('$name')");
 		thaw($stopped);
-		cmp_ok($heir->answer, '>', $ticket + 1, "$name: granted then");
+		cmp_ok($heir->answer, '>', $ticket + 1, "$name: granted when the worker goes on");
 		$client->query(
 			"SELECT dlock_force_release(ticket) FROM dlock_locks('$name')");
 	}
 	cmp_ok($client->query("SELECT dlock_acquire('$name')"),
-		'>', $ticket, "$name: free then");
+		'>', $ticket, "$name: free when the worker goes on");
 	$client->query('SELECT dlock_release_all()');
 	$heir->quit;
 }
 
-# A session's grant writes nothing.  All the same, the holder before it does
-# not come back, even if the session did not wait for its synchronous_commit.
+# A session's grant writes nothing.  Still, a crash does not restore the
+# previous holder, even if the session did not wait for its synchronous_commit.
 foreach my $kind ('waits', 'comes later')
 {
 	my ($lease, $ticket) = holder($kind);
@@ -508,9 +508,9 @@ foreach my $kind ('waits', 'comes later')
 	crash_and_nobody_holds($kind, $ticket, $successor);
 }
 
-# Nor does it come back if the successor was enqueued, and a session has
-# learned of its grant in any other way than by waiting.  In a transaction no
-# announcement tells the session.  A counter shows no holder.
+# Nor does a crash restore the holder if a successor was enqueued, and a
+# session has learned of the grant in any way but by waiting.  In a
+# transaction, no announcement arrives.  A counter does not show the holder.
 my %tells = (
 	view => sub { "SELECT granted FROM dlock_locks WHERE ticket = $_[1]" },
 	guard => sub { "SELECT 't' FROM dlock_guard('$_[0]', $_[1])" },
@@ -524,9 +524,9 @@ my %tells = (
 	'enqueue again' => sub { "SELECT dlock_enqueue('$_[0]') = $_[1]" },
 	announcement => undef);
 
-# Release a ticket, and wait until the lock is granted, without a question
-# about the holder.  A try waits for the grant in progress, at most.  The view
-# dlock_stats is not read either, because it flushes.
+# Release a ticket, and wait until the lock is granted, without a query about
+# the holder.  A try waits at most for the grant in progress.  The view
+# dlock_stats is not read, because reading it flushes.
 sub hand_over
 {
 	my ($name, $ticket) = @_;
@@ -536,7 +536,7 @@ sub hand_over
 		't', "$name: released");
 	$admin->wait_for("SELECT acquired > $count FROM dlock_counters()");
 	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
-		't', "$name: and not free");
+		't', "$name: the lock is not free");
 	return;
 }
 
@@ -569,8 +569,8 @@ foreach my $name (sort keys %tells)
 	crash_and_nobody_holds($name, $ticket, $successor, $waiter);
 }
 
-# Nor if the view of leases has shown that another lease holds it.  The row of
-# that lease is in the WAL before, and its grant need not be.
+# Nor does a crash restore the holder if dlock_leases has shown the next
+# holder, whose lease's row is in the WAL before, but maybe not its grant.
 {
 	my ($lease, $ticket) = holder('leases');
 	my $successor = session($node);
@@ -583,13 +583,13 @@ foreach my $name (sort keys %tells)
 	$client->query("SELECT dlock_lease_open('1 h')");
 	hand_over('leases', $ticket);
 	is($admin->query("SELECT held FROM dlock_leases WHERE lease = $other"),
-		'1', 'leases: tells');
+		'1', 'leases: the view shows the holder');
 	crash($successor);
-	is(rows('leases'), "$next|t|lease", 'leases: nobody else holds');
-	is(is_current('leases', $ticket), 'f', 'leases: nor is the fence current');
+	is(rows('leases'), "$next|t|lease", 'leases: the successor is the only holder');
+	is(is_current('leases', $ticket), 'f', 'leases: the old fence is not current');
 }
 
-# Nor does an abandoned place in the queue.
+# Nor does a crash restore an abandoned place in the queue.
 {
 	my $holder = session($node);
 	my $successor = session($node);
@@ -603,7 +603,7 @@ foreach my $name (sort keys %tells)
 	$holder->query('SELECT dlock_release_all()');
 	cmp_ok($successor->answer, '>', $ticket, 'given up: granted');
 	crash($holder, $successor);
-	is(rows('given up'), '', 'given up: after a crash nobody waits');
+	is(rows('given up'), '', 'given up: after a crash no session waits');
 }
 
 $_->quit foreach $admin, $client;

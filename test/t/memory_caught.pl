@@ -1,7 +1,7 @@
-# If a call fails in a loop that catches the error, it leaves no memory
+# If a call fails in a loop that catches the error, the call leaves no memory
 # allocated.  Its references are dropped when the subtransaction is rolled
-# back, not only at the end of the transaction.  So no loop uses up the memory
-# of other sessions.
+# back, not only at the end of the transaction.  So a loop does not use up the
+# memory of other sessions.
 #
 # What would break it: a reference that is kept until the end of the
 # transaction; an allocation that is not freed if the next step fails.
@@ -14,7 +14,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
 use Test::More;
 
-# enough for some 6,000 leases with tickets; one role can have half of it
+# enough for some 6,000 leases with tickets, of which one role can have half
 my $node = new_server('main', conf => "dlock.max_memory = '4MB'\n");
 $node->safe_psql(
 	'postgres', q{
@@ -87,19 +87,19 @@ foreach my $call (
 		$client->query('BEGIN');
 		is($client->query("SELECT $function('$sql', $often)::text"),
 			"($often,$state)", "$function: $call->[0]");
-		# while that transaction is open
+		# checked while the transaction is open
 		like($other->query("SELECT dlock_acquire('innocent')"),
 			qr/^\d+$/, "$function: others have memory");
 		$other->query('SELECT dlock_release_all()');
-		# less than 40 bytes for each failure
+		# less than 40 bytes remain for each failure
 		cmp_ok(memory_used() - $used, '<', 40 * $often,
 			"$function: no memory is left behind");
 		$client->query('COMMIT');
 	}
 }
 
-# References kept by a savepoint can be used until the enclosing savepoint or
-# the transaction ends.  Then they are dropped.
+# References that a savepoint keeps can be used until the enclosing savepoint
+# or the transaction ends.  Then they are dropped.
 $client->query('BEGIN');
 $client->query('SAVEPOINT one');
 $client->query('SAVEPOINT two');
@@ -115,7 +115,7 @@ is($client->query("SELECT dlock_check('kept', $ticket)"), 't', 'kept');
 is($client->query('COMMIT'), '', 'and guarded');
 is($client->query("SELECT dlock_release_ticket($ticket)"), 't', 'released');
 
-# A role that is dropped while it is connected
+# A role is dropped while it is connected.
 $admin->query('CREATE ROLE gone LOGIN');
 my $gone = session($node, 'postgres', 'user=gone');
 $gone->query("SELECT dlock_is_held('lock')");
@@ -123,11 +123,11 @@ $admin->query('DROP ROLE gone');
 is( $gone->query(
 		"SELECT fail('dlock_ttl_acquire(''y'', ''1h'')', $often)::text"),
 	"($often,42704)",
-	'a role that is gone gets no lease');
+	'a dropped role gets no lease');
 $gone->quit;
 backends_gone($gone->{pid});
 like($other->query("SELECT dlock_acquire('innocent')"),
-	qr/^\d+$/, 'and takes no memory');
+	qr/^\d+$/, 'a dropped role keeps no memory');
 
 $_->quit foreach $client, $other, $admin;
 $node->stop;

@@ -1,17 +1,17 @@
 # The memory area is full although the counts allow more, because free pieces
 # have other sizes.  A request can then fail at any step, and leaves nothing.
-# No holder loses a lock, and after memory is freed all is as before.
-# Likewise, if the tables of leases are loaded after a start: loaded rows stay,
-# and the next call continues.
+# No holder loses a lock.  When memory is freed, all calls work as before.  If
+# the load of the tables of leases fails after a start, loaded rows stay, and
+# the next call continues the load.
 #
 # What would break it: an LWLock that is not released after such an error; a
 # ticket that has joined its lock, and stays when its number cannot be entered;
 # a session that can neither begin nor end; memory that a failed attempt keeps
-# or counts, or that stays when its extension has gone.
+# or counts, or that stays when its extension is dropped.
 #
-# The area takes memory of one size class in blocks of 64 kB, and gets a block
-# back only if all of it is free.  So one allocation in each block keeps all of
-# them.
+# The area takes memory for each size class in blocks of 64 kB, and gets a
+# block back only if all of the block is free.  So one allocation in each block
+# keeps all blocks.
 
 use strict;
 use warnings FATAL => 'all';
@@ -27,7 +27,7 @@ my $node = new_server('main', conf => "synchronous_commit = off\n"
 	  . "dlock.max_memory = '6MB'\n");
 my $directory = $node->data_dir . '/pg_dynshmem';
 my $no_file = qr/ERROR:  42501: could not open shared memory segment/;
-# the second one is PostgreSQL's, for its own table
+# PostgreSQL uses the second size for its own table.
 my $no_memory = qr/ERROR:  53200: out of memory.*DETAIL:  (?:No piece of (\d+) bytes is free|Failed on DSA request of size (\d+))\..*HINT:  Release locks/s;
 
 $node->safe_psql('postgres', 'CREATE ROLE fresh LOGIN');
@@ -37,11 +37,11 @@ foreach my $dbname ('other', 'third')
 	$node->safe_psql($dbname, 'CREATE EXTENSION dlock');
 }
 
-# The sizes of pieces that requests allocate, and the largest one, which none
-# allocates
+# The sizes of pieces that requests allocate, and the largest size, which no
+# request allocates
 my @sizes = (40, 64, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024);
 my $largest = 1025;
-my $in_one = 51;				# of 1280 bytes, in 64 kB
+my $in_one = 51;				# pieces of 1280 bytes in a block of 64 kB
 
 sub close_directory
 {
@@ -104,7 +104,7 @@ $node->safe_psql(
 my $filler = session($node, 'other');
 my $round = 0;
 
-# Only pieces that are too large are left, and a given number of some sizes.
+# Leave only pieces that are too large, and the given numbers of some sizes.
 sub fragment
 {
 	my (%many) = @_;
@@ -127,7 +127,7 @@ sub fill
 	return;
 }
 
-# Free pieces of a size, or of the next one; false if there is none
+# Free pieces of a size, or of the next size.  Return false if there is none.
 sub give_pieces
 {
 	my ($bytes, $pieces) = @_;
@@ -137,7 +137,7 @@ sub give_pieces
 	return $size && $filler->query("SELECT give_pieces($size, $pieces)") > 0;
 }
 
-# How many pieces of each size were requested
+# Return how many pieces of each size were requested.
 sub pieces
 {
 	my (%asked) = @_;
@@ -146,13 +146,13 @@ sub pieces
 	  map { "$asked{$_} of $_ bytes" } sort { $a <=> $b } keys %asked;
 }
 
-# How many locks there can be, by count
+# Return how many locks can be acquired.
 sub room
 {
 	my ($holder, $waiter) = map { session($node) } 1 .. 2;
 	my $count;
 
-	# the sketch of names that were waited for takes memory once
+	# The first wait allocates the sketch of awaited names.
 	$holder->query("SELECT dlock_acquire('lock')");
 	is($waiter->query("SELECT dlock_try_acquire('lock', '1ms') IS NULL"),
 		't', 'a lock is waited for');
@@ -180,10 +180,10 @@ $client->quit;
 backends_gone($client->{pid});
 $client = session($node);
 like($client->query("SELECT dlock_acquire('lock')"),
-	$no_file, 'and so does that of another session');
+	$no_file, 'the first call of another session fails, too');
 open_directory();
 like($client->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'which goes on when there is memory');
+	qr/^\d+$/, 'the other session goes on when there is memory');
 
 # The first wait has no statistics, because there is no piece for them.
 {
@@ -201,7 +201,7 @@ like($client->query("SELECT dlock_acquire('lock')"),
 		last if @wrong;
 	}
 	is(join("\n", @wrong), '', 'no piece for statistics');
-	is($answer, 't', 'and a wait goes without them');
+	is($answer, 't', 'a wait works without statistics');
 	$waiter->quit;
 	backends_gone($waiter->{pid});
 	$filler->query('SELECT dlock_release_all()');
@@ -211,8 +211,8 @@ my $room = room();
 cmp_ok($room, '>', 5000, "there is room for $room locks");
 
 #
-# Each kind of request, with no memory left, and then one piece more each time
-# until it succeeds
+# Make each kind of request with no memory left, and then with one piece more
+# each time until it succeeds.
 #
 my $admin = session($node);
 my $lease = $client->query("SELECT dlock_lease_open('1h')");
@@ -220,7 +220,7 @@ my $state = q{SELECT string_agg(name, ' ' ORDER BY name) || '|' ||
 	(SELECT count(*) FROM dlock_leases) FROM dlock_locks};
 $client->query("SELECT dlock_lease_acquire('held', $lease, shared => true)");
 is($admin->query($state), 'held|1', 'a lease holds');
-# as long as pieces of which there are some
+# The names and texts are as long as the available pieces.
 my $me = q{repeat('me', 200)};
 my $info = q{repeat('new', 200)};
 my %undo = (
@@ -228,10 +228,10 @@ my %undo = (
 	dlock_set_info => "dlock_set_info($lease, NULL)",
 	dlock_renew => "dlock_renew($lease, '1h')");
 fragment(128 => 200);
-# and the least number of pieces that it takes
+# each call, with the least number of pieces that it takes
 foreach my $case (
 	[ 2, "dlock_acquire('new')" ],
-	# and the account of a role that has none
+	# one piece more for the account of a new role
 	[ 3, "dlock_acquire('new')", 'fresh' ],
 	[ 2, "dlock_xact_acquire('new')" ],
 	[ 3, "dlock_try_acquire('held', shared => true, info => repeat('x', 1000))" ],
@@ -257,7 +257,7 @@ foreach my $case (
 	my @wrong;
 	my $answer;
 
-	# one without a spare ticket
+	# a session without a spare ticket
 	$client = session($node, 'postgres', $role ? "user=$role" : '');
 	# LISTEN allocates memory itself in some versions
 	$client->query('SELECT dlock_channel()');
@@ -286,7 +286,7 @@ foreach my $case (
 			AND lease <> } . $lease);
 	if (my $undo = $undo{ $call =~ s/\(.*//sr })
 	{
-		# which can allocate memory, too
+		# The release can allocate memory, too.
 		1 while $admin->query("SELECT $undo") =~ $no_memory
 		  && give_pieces($1 // $2);
 	}
@@ -294,7 +294,7 @@ foreach my $case (
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue');
 }
 
-# Slots that are set can be unset, so that an administrator can act.
+# Slots can be unset without memory, so that an administrator can act.
 $client = session($node);
 $admin->query("SELECT dlock_set_slots('set', 2)");
 $client->query('SELECT dlock_channel()');
@@ -304,8 +304,8 @@ is($client->query("SELECT dlock_set_slots('set', NULL)"),
 $client->quit;
 backends_gone($client->{pid});
 
-# A name space is larger than other pieces, so there may be room for some.  A
-# session keeps its former one.
+# A name space is larger than other pieces, so there may be room for other
+# pieces.  A session keeps its former name space.
 fill();
 {
 	my @users;
@@ -322,7 +322,7 @@ fill();
 	}
 	like($answer, $no_memory, 'no memory: a first call in a name space');
 	like($users[-1]->query("SELECT dlock_is_held('lock')"),
-		$no_memory, 'and the next one');
+		$no_memory, 'the next call fails, too');
 	$_->quit foreach @users;
 	backends_gone($_->{pid}) foreach @users;
 }
@@ -330,7 +330,7 @@ is($admin->query($state), 'held|1', 'the lease holds what it held');
 $filler->query('SELECT dlock_release_all()');
 
 #
-# Many tickets of leases, each with a number and a request to be entered
+# Many tickets of leases are entered, each with its number and its request.
 #
 $client = session($node);
 $client->query(q{
@@ -378,8 +378,8 @@ END $$});
 		push @wrong, "no piece of $bytes bytes to give" if !give_pieces($bytes, 4);
 	}
 	is(join("\n", @wrong), '', "$many tickets of leases");
-	is($many, $all, 'are there in the end');
-	# the ticket, its owner, and what the tables of numbers and requests need
+	is($many, $all, 'many tickets of leases exist in the end');
+	# pieces for the ticket, its owner, and the tables of numbers and requests
 	cmp_ok(scalar(grep { $asked{$_} > 20 } keys %asked), '>=', 3, pieces(%asked));
 }
 $filler->query('SELECT dlock_release_all()');
@@ -393,17 +393,17 @@ is( $client->query(
 				   FROM generate_series(1, 500) AS n), }
 		  . "$lease))"),
 	'500',
-	'and of many locks');
+	'the same for many locks');
 
 #
-# Loaded after a start, by a call or by the worker, which retries rarely
+# Tables are loaded after a start, by a call or by the worker, which retries
 #
 my $tickets =
   q{SELECT string_agg(ticket::text, ' ' ORDER BY ticket) FROM dlock_locks};
 my $before = $admin->query($tickets);
 foreach my $workers (0, 8)
 {
-	my $who = $workers ? 'by the worker' : 'by who calls';
+	my $who = $workers ? 'by the worker' : 'by the caller';
 	my ($more, $most) = $workers ? (150, 4) : (3, 900);
 	my $fails = 0;
 	my %asked;
@@ -432,7 +432,7 @@ foreach my $workers (0, 8)
 	ok($client->query($tickets) eq $before, "read again $who: each is put back once");
 	is( $client->query(
 			'SELECT held, waiting FROM dlock_leases WHERE lease = ' . $lease),
-		'514|0', "read again $who: and its lease has it");
+		'514|0', "read again $who: its lease has the ticket");
 }
 $filler->query('SELECT dlock_release_all()');
 is($client->query("SELECT dlock_lease_close($lease)"), '514', 'they are closed');
@@ -441,7 +441,7 @@ $_->quit foreach $client, $admin;
 backends_gone($_->{pid}) foreach $client, $admin;
 
 #
-# Announcements of tickets of an extension that is dropped
+# Announcements of a dropped extension's tickets are removed.
 #
 $client = session($node, 'third');
 is( $client->query(
@@ -453,7 +453,7 @@ $client->query('DROP EXTENSION dlock');
 no_worker($client);
 $client->quit;
 backends_gone($client->{pid});
-# the next name space removes the rest
+# The next name space removes the rest.
 $node->safe_psql('third',
 	"CREATE EXTENSION dlock; SELECT dlock_fence('lock')");
 

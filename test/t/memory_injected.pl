@@ -1,13 +1,13 @@
-# An error at one step of a call or of an exit, as if memory were used up.  An
-# unfinished change does not count as made, and all other steps are done.
+# One step of a call or of an exit fails, as if memory were used up.  An
+# unfinished change does not count as made.  An exit does all its other steps.
 #
 # What would break it: an entry in a backend's table before the object exists;
-# a size that is noted before the memory is allocated; a process that is half
+# a size that is counted before the memory is allocated; a process that is half
 # attached; a segment that a failed process leaves behind; a waiter that stays
-# in a queue; an exit that stops at the first failure, so that the rest seems
-# to have an owner for ever.
+# in a queue; an exit that stops at the first failure, so that its other
+# tickets seem to have an owner for ever.
 #
-# No setting causes an error at a chosen step, so a debugger does.
+# No setting causes an error at a chosen step, so a debugger raises it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -18,7 +18,7 @@ use Dlock::Debugger;
 use Dlock::Test;
 use Test::More;
 
-# with mmap, segments are files that can be counted
+# With mmap, segments are files that the test can count.
 my $node = new_server('main', conf => 'dynamic_shared_memory_type = mmap');
 my $admin = session($node);
 my $error = qr/ERROR:  55L01/;
@@ -26,7 +26,7 @@ my $error = qr/ERROR:  55L01/;
 plan skip_all => 'no debugger that can be attached'
   unless debugger_works($admin);
 
-# A call that fails in the last of these functions
+# Make a call fail in the last of these functions.
 sub fails
 {
 	my ($session, $sql, @functions) = @_;
@@ -54,15 +54,15 @@ sub fails
 	fails($client, $guard, 'dlock_cancel_prepare', 'MemoryContextAllocHuge');
 	fails($client, $guard, 'dlock_cancel_prepare');
 	like($client->query($insert),
-		qr/ERROR:  55000/, 'guard: one that failed is none');
+		qr/ERROR:  55000/, 'guard: a failed guard guards nothing');
 	$client->query("BEGIN; $guard; $insert");
-	is($client->query('COMMIT'), '', 'guard: and can be made');
+	is($client->query('COMMIT'), '', 'guard: a second call succeeds');
 	$client->quit;
 }
 
 #
-# A process that fails to attach, or to create the segment: its next call
-# starts over, and nothing stays behind.
+# A process fails to attach, or to create the segment.  Its next call starts
+# over, and nothing stays behind.
 #
 sub segments
 {
@@ -77,14 +77,14 @@ foreach my $steps (
 	my $name = join ', ', @$steps;
 	my $segments = segments();
 
-	# there is something to attach to, and the library is loaded
+	# The memory exists, and the session has loaded the library.
 	$admin->query('SELECT dlock_release_all()');
 	$client->query('SELECT dlock_version()');
 	fails($client, "SELECT dlock_acquire('lock')", @$steps) foreach 1 .. 2;
 	like($client->query("SELECT dlock_acquire('lock')"),
 		qr/^\d+$/, "attaching: an error in $name is over");
 	is($admin->query("SELECT dlock_try_acquire('lock') IS NULL"),
-		't', "attaching: to what others have: $name");
+		't', "attaching: to the memory of other sessions: $name");
 	is(segments(), $segments, "attaching: nothing is left: $name");
 	$client->quit;
 }
@@ -108,7 +108,7 @@ foreach my $steps (
 	like($client->query("SELECT dlock_acquire('lock')"),
 		qr/^\d+$/, "making: an error in $name is over");
 	is($admin->query("SELECT dlock_try_acquire('lock') IS NULL"),
-		't', "making: one that others have: $name");
+		't', "making: the memory of other sessions: $name");
 	is(segments(), $segments + 1, "making: just one: $name");
 	$client->quit;
 }
@@ -134,7 +134,7 @@ foreach my $steps (1, 2)
 }
 
 #
-# A procedure's result that cannot be described: nothing is acquired yet
+# A procedure cannot describe its result, and has acquired nothing yet
 #
 {
 	my $client = session($node);
@@ -142,8 +142,8 @@ foreach my $steps (1, 2)
 
 	fails($client, $call, 'BlessTupleDesc');
 	is($client->query('SELECT dlock_release_all()'),
-		'0', 'procedure: one that failed has acquired nothing');
-	like($client->query($call), qr/^\d+$/, 'procedure: and can be called');
+		'0', 'procedure: a failed call has acquired nothing');
+	like($client->query($call), qr/^\d+$/, 'procedure: a second call succeeds');
 	$client->quit;
 }
 
@@ -155,12 +155,12 @@ foreach my $steps (1, 2)
 	my $enqueue = "SELECT dlock_ttl_enqueue('lock', '1h', 'nobody')";
 	my $ticket;
 
-	# marks have their memory
+	# The memory for marks is allocated.
 	$client->query("SELECT dlock_xact_acquire('lock')");
 	fails($client, $enqueue, 'dlock_xact_prepare_arming', 'MemoryContextAlloc');
 	$ticket = $client->query($enqueue);
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
-		't', 'announcement: and can be');
+		't', 'announcement: a second attempt succeeds');
 	$client->quit;
 }
 
@@ -180,13 +180,13 @@ foreach my $steps (1, 2)
 	}
 	$client->query("SELECT dlock_watch('lock', 'nobody')");
 	is($client->query("SELECT dlock_unwatch('lock')"),
-		't', 'watch: and can be made');
+		't', 'watch: a second call succeeds');
 	$client->quit;
 }
 
 #
-# A wait that cannot begin, without memory for the sketch of names: an account,
-# and two pieces
+# A wait cannot begin, because there is no memory for the sketch of names: for
+# its account, or for its two pieces
 #
 {
 	my ($holder, $client, $next) = map { session($node, 'space1') } 1 .. 3;
@@ -198,27 +198,27 @@ foreach my $steps (1, 2)
 		fails($client, "SELECT dlock_acquire('lock')",
 			'dlock_contention_prepare', ('dsa_allocate_extended') x $step);
 		is($holder->query('SELECT count(*) FROM dlock_locks'),
-			'1', 'wait: one that failed is not in the queue');
+			'1', 'wait: a failed waiter is not in the queue');
 	}
 	fails($client, "SELECT dlock_acquire('lock')",
 		'dlock_wait_for_grant', 'dlock_worker_look');
 	my $shown = commands_in($client, 'dlock_session_acquire',
 		'print dlock_my_backend->wait_ticket');
 	is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
-		't', 'wait: one that failed as it began is over');
-	like($shown->(), qr/^\$\d+ = 0$/m, 'wait: and is not shown any more');
+		't', 'wait: a wait that could not begin is over');
+	like($shown->(), qr/^\$\d+ = 0$/m, 'wait: the failed wait is not shown any more');
 	$next->start("SELECT dlock_acquire('lock')");
 	$holder->until_waits($next);
 	$holder->query("SELECT dlock_release('lock')");
-	like($next->answer, qr/^\d+$/, 'wait: and the next one has its turn');
+	like($next->answer, qr/^\d+$/, 'wait: the next waiter has its turn');
 	is($holder->query('SELECT name FROM dlock_contention'),
-		'lock', 'wait: which is counted');
+		'lock', 'wait: that wait is counted');
 	$_->quit foreach $holder, $client, $next;
 }
 
 #
-# An exit in which the rollback fails, because of another module: all tickets
-# are released, held or waiting, and attached leases run out.
+# The rollback at an exit fails because of another module.  All tickets are
+# released, held or waiting, and attached leases expire.
 #
 {
 	my ($client, $first, $second, $holder) = map { session($node) } 1 .. 4;
@@ -247,7 +247,7 @@ foreach my $steps (1, 2)
 		like($first->query("SELECT dlock_acquire('$name', timeout => '1min')"),
 			qr/^\d+$/, "exit: $name is free");
 	}
-	# for which the slots that were set would be too few
+	# a request for which the slots that were set would be too few
 	like(
 		$first->query(
 			"SELECT dlock_acquire('$_', slots => 3, permits => 3, timeout => '1min')"),
@@ -256,13 +256,13 @@ foreach my $steps (1, 2)
 	$second->start("SELECT dlock_acquire('wanted')");
 	$admin->until_waits($second);
 	$holder->query("SELECT dlock_release('wanted')");
-	like($second->answer, qr/^\d+$/, 'exit: nobody is in the way');
+	like($second->answer, qr/^\d+$/, 'exit: no ticket blocks the next request');
 	$_->quit foreach $first, $second, $holder;
 }
 
 #
-# An exit that fails before it has detached the leases of the session.  They
-# run out once another process has its place.
+# An exit fails before it has detached the leases of the session.  The leases
+# expire when another process has taken the session's place.
 #
 {
 	my $client = session($node);
@@ -276,9 +276,9 @@ foreach my $steps (1, 2)
 	$client->quit;
 	backends_gone($client->{pid});
 	$raised->();
-	# the next process may get any place, and the last of all that are free
+	# The next process may get any free place, so take them all in turn.
 	ok( poll(
-			'the attached lease runs out',
+			'the attached lease expires',
 			sub {
 				my $next = session($node);
 				my $fence = $next->query("SELECT dlock_try_acquire('attached')");
@@ -286,12 +286,12 @@ foreach my $steps (1, 2)
 				$next->quit;
 				return $fence =~ /^\d+$/;
 			}),
-		'exit that fails: the attached lease runs out');
+		'exit that fails: the attached lease expires');
 }
 
 #
-# An exit, in which the rollback fails, amid a commit that has pinned what its
-# guards are of
+# The rollback at an exit fails during a commit that has pinned its guarded
+# locks.
 #
 {
 	my ($client, $next) = map { session($node) } 1, 2;
@@ -319,9 +319,9 @@ foreach my $steps (1, 2)
 }
 
 #
-# A worker is gone when it has committed, and before it has noted that: the row
-# is there for the next one.  Nothing else is left for the worker to write, or
-# to end for: so it is a server that has just begun.
+# A worker exits after it has committed a row, before it has noted that.  The
+# next worker finds the row.  The server has just started, so that the worker
+# has nothing else to write, and no other reason to exit.
 #
 $admin->quit;
 $node->append_conf('postgresql.conf', q{dlock.worker_idle_timeout = '1h'});
@@ -331,7 +331,7 @@ $admin = session($node);
 	my $client = session($node);
 	my $before = $client->query("SELECT dlock_ttl_acquire('before', '1h')");
 
-	# for which a worker stays
+	# a lease for which a worker stays
 	my $kept = $admin->query("SELECT dlock_ttl_acquire('kept', '2h')");
 	$client->query("SELECT dlock_release_ticket($before)");
 	$admin->wait_for(q{SELECT journal_lag = '0' AND
@@ -352,7 +352,7 @@ $admin = session($node);
 		$admin->query(
 			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'"),
 		$worker,
-		'worker gone behind its commit: there is another');
+		'worker gone behind its commit: there is another worker');
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', 'worker gone behind its commit: released');
 	$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket");

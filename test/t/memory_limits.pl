@@ -1,6 +1,6 @@
 # Beyond dlock.max_locks_per_session or dlock.max_memory, a request fails.  No
-# session loses a lock, superusers can still lock, and after a release all is
-# as before.
+# session loses a lock, and superusers can still lock.  After a release,
+# requests succeed again.
 #
 # What would break it: a request that fails half done; memory that is not
 # freed, or not counted as freed; one session's memory that another one needs
@@ -40,13 +40,13 @@ sub held
 }
 
 #
-# Of a session
+# The limit of a session
 #
 $ordinary->query("SELECT dlock_is_held('lock')");
 like(
 	$ordinary->query('SET dlock.max_locks_per_session = 10'),
 	qr/42501: permission denied/,
-	'dlock.max_locks_per_session is not for all to set');
+	'not every role can set dlock.max_locks_per_session');
 $superuser->query('ALTER ROLE ordinary SET dlock.max_locks_per_session = 10');
 $ordinary->quit;
 $ordinary = session($node, 'postgres', 'user=ordinary');
@@ -60,25 +60,25 @@ foreach my $function ('acquire', 'try_acquire', 'xact_acquire')
 }
 is(held(), '10', 'all of them are still held');
 is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
-	't', 'again is not one more');
+	't', 'a lock that is acquired again counts once');
 $ordinary->query('BEGIN');
 is($ordinary->query("SELECT dlock_xact_acquire('lock 1') > 0"),
-	't', 'nor in the other scope');
+	't', 'a lock that is acquired in the other scope counts once');
 $ordinary->query('COMMIT');
 is($superuser->query("SELECT dlock_acquire('one more') > 0"),
-	't', 'others are not concerned');
+	't', 'other sessions have their own limit');
 $superuser->query('SELECT dlock_release_all()');
 
 $ordinary->query("SELECT dlock_release('lock 2')");
 is($ordinary->query("SELECT fill('other ', 2)"),
-	'1', 'one released makes room for one');
+	'1', 'one release makes room for one lock');
 $ordinary->query("SELECT dlock_release('lock 3')");
 $ordinary->query("SELECT dlock_release('lock 4')");
 like($ordinary->query("SELECT dlock_acquire_all('{a, b, c}')"),
 	$too_many, 'three at once do not fit where two do');
-is(held(), '8', 'and leave none behind');
+is(held(), '8', 'the failed call leaves no lock');
 is($ordinary->query("SELECT cardinality(dlock_acquire_all('{a, b}'))"),
-	'2', 'two at once do');
+	'2', 'two at once fit');
 is($ordinary->query('SELECT dlock_release_all()'), '10', 'all released');
 is($ordinary->query("SELECT fill('again ', 11)"), '10', 'and ten again');
 
@@ -97,7 +97,7 @@ $superuser->query('ALTER ROLE ordinary RESET ALL');
 $superuser->query('ALTER ROLE ordinary SET dlock.max_memory_per_role = 100');
 
 #
-# Of all sessions together
+# The limit of all sessions together
 #
 sub restart_with
 {
@@ -112,8 +112,8 @@ sub restart_with
 
 restart_with('4MB');
 is($superuser->query('SELECT memory_limit FROM dlock_stats'),
-	3 * 1024 * 1024, 'three quarters are for locks and tickets');
-# the sketch of names that were waited for takes memory once
+	3 * 1024 * 1024, 'three quarters of the memory are for locks and tickets');
+# The first wait allocates the sketch of awaited names.
 {
 	my $waiter = session($node);
 
@@ -135,33 +135,33 @@ foreach my $how ('release', 'end', 'terminate')
 	cmp_ok($count, '>', 4000, "$count locks of an ordinary role");
 	push @counts, $count;
 	like($_->query("SELECT dlock_acquire('one more')"),
-		$too_much, 'error with a hint')
+		$too_much, 'a request beyond the limit fails with a hint')
 	  foreach $ordinary, $other;
 	like($other->query("SELECT dlock_acquire('lock 1')"),
 		$too_much, 'no memory to wait with, either');
 	is(held(), $count, 'all of them are still held');
 	is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
-		't', 'again needs no memory');
+		't', 'acquiring a held lock again needs no memory');
 	$ordinary->query("SELECT dlock_release('lock 1')");
 	$ordinary->query("SELECT dlock_release('lock 1')");
 	is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
-		't', 'what it gives back it can take again');
+		't', 'a session can reuse what it has released');
 
-	# the reserve
+	# The reserve of superusers
 	is($superuser->query("SELECT dlock_try_acquire('one more') > 0"),
-		't', 'a superuser still gets one');
+		't', 'a superuser still gets a lock');
 	is($superuser->query("SELECT dlock_try_acquire('lock 1', '1ms') IS NULL"),
-		't', 'and may wait');
+		't', 'a superuser can wait');
 	my $reserve = $superuser->query("SELECT fill('super ', 100000)");
 	cmp_ok($reserve, '>', $count / 4, "$reserve locks in the reserve");
-	cmp_ok($reserve, '<', $count / 2, 'which is bounded, too');
+	cmp_ok($reserve, '<', $count / 2, 'the reserve is bounded, too');
 	like($superuser->query("SELECT dlock_acquire('still one')"),
 		$too_much, 'error for a superuser');
 	is(held(), $count + $reserve + 1, 'nothing is lost');
 	is($superuser->query('SELECT dlock_release_all()'),
 		$reserve + 1, 'the reserve is released');
 
-	# by name and by count: each lock was held to the end
+	# Release by name and count, to show that each lock was held to the end.
 	if ($how eq 'release')
 	{
 		is( $ordinary->query(
@@ -190,10 +190,10 @@ foreach my $how ('release', 'end', 'terminate')
 # Sessions report memory in steps of 4 kB, which is a few locks each.
 my $few = 24;
 cmp_ok(abs($counts[$_] - $counts[0]),
-	'<=', $few, 'the same memory was there each time')
+	'<=', $few, 'the same memory was available each time')
   foreach 1, 2;
 
-# info takes memory, too
+# An info takes memory, too.
 $ordinary = session($node, 'postgres', 'user=ordinary');
 like(
 	$ordinary->query(
@@ -203,7 +203,7 @@ like(
 	'memory for info is bounded');
 is($ordinary->query('SELECT dlock_release_all() > 1500'), 't', 'released');
 cmp_ok(abs($ordinary->query("SELECT fill('lock ', 100000)") - $counts[0]),
-	'<=', $few, 'and given back');
+	'<=', $few, 'the memory for info is freed');
 $ordinary->quit;
 restart_with('64MB');
 

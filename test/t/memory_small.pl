@@ -1,13 +1,13 @@
 # The file system for dynamic shared memory is smaller than dlock.max_memory,
-# as in a container. dlock takes half of its free space when it creates its
-# memory, and logs that once.  Others, such as parallel queries, can use the
-# rest. dlock can use its memory even if others fill the file system later.  If
-# the file system is already full, calls fail with 53200 and a hint until there
-# is room.
+# as in a container. When dlock creates its memory, it takes half of the free
+# space, and logs that once.  Other processes, such as parallel queries, can
+# use the rest. dlock can use its memory even if other processes fill the file
+# system later.  If the file system is already full, calls fail with 53200 and
+# a hint until there is room.
 #
 # What would break it: an error of PostgreSQL that is passed on unchanged, or
 # that shows an older errno; a limit above the memory that exists; reserved
-# memory that is missing when it is written; a segment that a failed call
+# memory that is missing when dlock writes to it; a segment that a failed call
 # leaves behind.
 #
 # The test runs in Linux namespaces of its own, in which /dev/shm is small.
@@ -21,14 +21,14 @@ use Test::More;
 
 my $megabytes;
 
-# Before modules are loaded, which would redirect the output
+# This runs before modules are loaded that would redirect the output.
 BEGIN
 {
 	$megabytes = 16;
 	if (!$ENV{DLOCK_SMALL_MEMORY})
 	{
-		# root in the namespace, in order to mount; then the caller, because no
-		# server runs as root
+		# Be root in the namespace to mount, and then the caller again, because
+		# no server runs as root.
 		my $mount =
 		  "mount -t tmpfs -o size=${megabytes}m,mode=1777 none /dev/shm";
 		my @inside = (
@@ -98,7 +98,7 @@ sub parallel_query
 }
 
 #
-# The limit is the free space, less a part for others.
+# The limit is the free space, less a part for other processes.
 #
 my $small = qr{LOG:  dlock\.max_memory cannot be reached\n.*DETAIL:  dlock uses (\d+) MB, which is half of the free space in the file system of "/dev/shm"\. dlock\.max_memory is 64 MB\.\n.*HINT:  Give the file system more room, and restart the server; or decrease dlock\.max_memory\.\n};
 
@@ -117,7 +117,7 @@ like(
 	qr{^\d{4,} out of memory for locks .* three quarters .*file system},
 	"an ordinary role's locks are limited: $count");
 $count =~ s/ .*//s;
-like(told_sizes(), qr/^[67]$/, 'the log tells of it');
+like(told_sizes(), qr/^[67]$/, 'the log has the sizes');
 my $limit = $superuser->query('SELECT memory_limit FROM dlock_stats') / 1024 / 1024;
 cmp_ok(abs($limit - $megabytes / 2 * 3 / 4), '<', 0.5, "the limit is $limit MB");
 unlike($ordinary->query('SELECT 1'), qr/WARNING/, 'the client has no warning');
@@ -128,7 +128,7 @@ like($superuser->query("SELECT dlock_acquire('lock of a superuser')"),
 like(
 	$superuser->query("SELECT fill('super ', 1000000)"),
 	qr{^\d{3,} out of memory for locks .*their part of the file system of "/dev/shm".*give the file system more room},
-	'which is limited, too');
+	'the reserve is limited, too');
 cmp_ok(left(), '>', $megabytes / 3, 'there is still room left');
 is($superuser->query("SELECT dlock_release_all() > 100"), 't', 'released');
 is( $ordinary->query(
@@ -136,10 +136,10 @@ is( $ordinary->query(
 		  . "WHERE dlock_release('lock ' || n)"),
 	$count,
 	'nothing was lost');
-like(told_sizes(), qr/^[67]$/, 'the log has told of it once');
+like(told_sizes(), qr/^[67]$/, 'the log has the sizes once');
 
 #
-# Others fill the file system: dlock can still use its memory up to the limit.
+# Other files fill the file system.  dlock can still use its memory.
 #
 my $filler = '/dev/shm/filler';
 
@@ -157,7 +157,7 @@ sub fill_up
 
 fill_up();
 cmp_ok(left(), '<', 0.1, 'the file system is full');
-# counted in steps of 4 kB
+# memory is counted in steps of 4 kB
 cmp_ok(
 	abs($ordinary->query("SELECT fill('lock ', 1000000)") =~ s/ .*//sr - $count),
 	'<=', 24, 'an ordinary role has what it had');
@@ -209,32 +209,32 @@ like($superuser->query("SELECT dlock_acquire('lock')"),
   foreach 'once', 'again';
 $other = session($node);
 like($other->query('SELECT count(*) FROM dlock_locks'),
-	$full, 'the memory cannot be made: by another session');
-like(told_sizes(), qr/^[67]$/, 'the log tells of no size');
+	$full, 'another session cannot create the memory, either');
+like(told_sizes(), qr/^[67]$/, 'the log has no new size');
 
-# all but 10 MB; then there is room, which the next start takes into account
+# All but 10 MB is full.  Then there is room, which counts from the next start.
 fill_up(10 * 1024 * 1024);
 like($superuser->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'and then it can');
-like(told_sizes(), qr/^[67] [45]$/, 'of the size that there is');
+	qr/^\d+$/, 'the memory is created when there is room');
+like(told_sizes(), qr/^[67] [45]$/, 'the log has the available size');
 unlink $filler;
 is($other->query('SELECT memory_limit < 4000000 FROM dlock_stats'),
 	't', 'more room does not count at once');
 $_->quit foreach $superuser, $other;
 restart_with('64MB');
 is($superuser->query('SELECT memory_limit > 5000000 FROM dlock_stats'),
-	't', 'but after a restart');
-like(told_sizes(), qr/^[67] [45] [67]$/, 'of which the log tells');
+	't', 'more room counts after a restart');
+like(told_sizes(), qr/^[67] [45] [67]$/, 'the log has the new size');
 $superuser->quit;
 
-# a setting that fits
+# With a setting that fits, nothing is limited or logged.
 restart_with('4MB');
 is($superuser->query('SELECT memory_limit FROM dlock_stats'),
 	3 * 1024 * 1024, 'less is enough');
-like(told_sizes(), qr/^[67] [45] [67]$/, 'of which the log tells nothing');
+like(told_sizes(), qr/^[67] [45] [67]$/, 'the log has no size that fits');
 like($superuser->query("SELECT fill('lock ', 1000000)"),
 	qr/^\d{4,} out of memory for locks .*have reached their part of dlock\.max_memory\./,
-	'nor is the file system said to be too small');
+	'the log does not say that the file system is too small');
 $superuser->quit;
 $node->stop;
 

@@ -2,9 +2,9 @@
 # and any number of databases, locks of other roles work, also afterwards and
 # after a restart.  Memory freed by any process is available to its role again.
 #
-# What would break it: memory that is not counted to its role, or to another
-# one; memory that another role frees, and that is not subtracted, or
-# subtracted from the other role; a limit that is not the role's own.
+# What would break it: memory that is charged to no role or to a wrong role;
+# memory that is freed by another role, and credited to no role or to that
+# other role; a limit that is not the role's own.
 
 use strict;
 use warnings FATAL => 'all';
@@ -30,8 +30,7 @@ foreach my $database (@databases, 'd3')
 		$node->safe_psql($database, 'CREATE EXTENSION dlock');
 	}
 
-	# Calls, again and again, until memory is used up; with "for_ever", also
-	# after that.
+	# Repeat a call until memory is used up or, with "for_ever", without end.
 	$node->safe_psql(
 		$database, q{
 		CREATE FUNCTION flood(call text, for_ever boolean = false)
@@ -111,17 +110,17 @@ my $leases = as('flood', 'd2');
 my $info = 'info => repeat(chr(105), 1000)';
 
 is($session->query("SELECT count(dlock_acquire('s' || n, $info)) FROM generate_series(1, 100) AS n"),
-	'100', 'some in session scope');
+	'100', 'a flood in session scope');
 $xact->query('BEGIN');
 is($xact->query("SELECT count(dlock_xact_acquire('x' || n, $info)) FROM generate_series(1, 100) AS n"),
-	'100', 'some in transaction scope');
+	'100', 'a flood in transaction scope');
 my $lease = $leases->query("SELECT dlock_lease_open('30d', $info)");
 my $tickets =
   "dlock_lease_acquire_all(ARRAY(SELECT '#/' || n FROM generate_series(1, 20) AS n), $lease, $info)";
 like($leases->query("SELECT flood(\$\$$tickets\$\$)"),
-	qr/^\d+ .*$limit/, 'and as many as there are with a lease');
+	qr/^\d+ .*$limit/, 'a flood with a lease, up to the limit');
 like($_->query("SELECT flood('dlock_acquire(\$\$f#\$\$)')"),
-	qr/^\d+ .*$limit/, 'none is left for this role, in no database')
+	qr/^\d+ .*$limit/, 'no memory is left for this role in any database')
   foreach $session, $leases;
 like($session->query("SELECT $_"), qr/53200: out of memory for locks/, $_)
   foreach "dlock_lease_open('1h', $info)", "dlock_ttl_acquire('t', '1h', $info)",
@@ -129,18 +128,18 @@ like($session->query("SELECT $_"), qr/53200: out of memory for locks/, $_)
 is($session->query("SELECT count(*) FROM dlock_locks WHERE name ~ '^s'"),
 	'100', 'nothing is lost');
 is($session->query("SELECT dlock_acquire('s1') > 0, dlock_release('s1')"),
-	't|t', 'what it has it can acquire again');
+	't|t', 'the role can acquire its held locks again');
 like($session->query("SELECT flood('dlock_enqueue(\$\$s#\$\$, \$\$c\$\$)')"),
-	qr/^0 .*$limit/, 'but not be told of it on a channel');
+	qr/^0 .*$limit/, 'the role cannot get announcements on a channel');
 
 others_work('during it');
-# while it continues to allocate
+# The role continues to allocate meanwhile.
 $session->start(q{SELECT flood('dlock_acquire($$f#$$)', true)});
 $leases->start("SELECT flood(\$\$$tickets\$\$, true)");
-others_work('while it goes on');
+others_work('during the flood');
 $admin->query("SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
 	  . "WHERE usename = 'flood' AND state = 'active'");
-like($_->answer, qr/57014/, 'which is ended') foreach $session, $leases;
+like($_->answer, qr/57014/, 'the flood is canceled') foreach $session, $leases;
 
 #
 # The role whose limit counts
@@ -152,14 +151,14 @@ like($member->query('SHOW dlock.max_memory_per_role'), qr/100|unrecognized/, 'a 
 like(
 	$member->query("SET ROLE flood; SELECT flood('dlock_acquire(\$\$m#\$\$)')"),
 	qr/role "flood".* 55 percent/,
-	'who becomes another role has the limit of that one');
+	'after SET ROLE, the new role\'s limit counts');
 like($member->query("RESET ROLE; SELECT flood(\$\$$tickets\$\$)"),
-	qr/role "flood".* 55 percent/, 'as has what goes with its lease');
+	qr/role "flood".* 55 percent/, 'tickets of the new role\'s lease count to it');
 is($member->query("SELECT dlock_acquire('mine') > 0"),
-	't', 'and not what is not');
+	't', 'other tickets do not count to it');
 $member->quit;
 $admin->query("ALTER ROLE flood RESET ALL");
-# for others, that would be the memory of some 40 of these
+# more memory than an ordinary role may use
 $admin->query('SET dlock.max_memory_per_role = 1');
 like(
 	$admin->query(
@@ -171,14 +170,14 @@ $admin->query('RESET dlock.max_memory_per_role');
 $admin->query('SELECT dlock_release_all()');
 
 #
-# Two of them leave memory for roles that have little.
+# Two flooding roles leave memory for roles that have little.
 #
 my $second = as('flood2', 'd1');
 like($second->query("SELECT flood('dlock_acquire(\$\$g#\$\$, $info)')"),
 	qr/three quarters of what they may/, 'a second one');
 others_work('beside two');
 
-# Nor do many such roles take the superusers' reserve.
+# Many roles that have little cannot take the superusers' reserve.
 my @little = map {
 	$admin->query("CREATE ROLE little$_ LOGIN");
 	as("little$_", 'd1');
@@ -188,16 +187,15 @@ like(
 		map { $_->query("SELECT flood('dlock_acquire(\$\$l' || pg_backend_pid() || '/#\$\$)')") }
 		  @little),
 	qr/ The locks and tickets of all sessions have reached their part of dlock\.max_memory/,
-	'many who have little');
+	'many roles that have little');
 is($admin->query("SELECT dlock_acquire('of a superuser', $info) > 0, dlock_release('of a superuser')"),
-	't|t', 'leave some for superusers');
+	't|t', 'superusers have memory left');
 $_->quit foreach @little, $second;
 backends_gone($_->{pid}) foreach @little, $second;
 
 #
-# Nor does one session user that takes on many roles, one after the other, take
-# the reserve for small roles: neither with locks of its session nor with
-# leases.
+# One session user that sets many roles, one after another, cannot take the
+# reserve for small roles, neither with locks of its session nor with leases.
 #
 $admin->query('CREATE ROLE many LOGIN');
 foreach my $role (map { "many$_" } 1 .. 40)
@@ -221,16 +219,15 @@ foreach my $number (1 .. 40)
 	  foreach "dlock_acquire('$role #', $info)", "dlock_ttl_acquire('$role t#', '30d', $info)";
 }
 is(scalar(grep { !/three quarters of what they may/ } @refused),
-	0, 'one session takes on many roles');
-cmp_ok(scalar(grep { !/^0 / } @refused), '<', 10, 'most of them in vain');
+	0, 'one session sets many roles');
+cmp_ok(scalar(grep { !/^0 / } @refused), '<', 10, 'most of the roles get no memory');
 others_work('beside it');
-# one of the roles can have little by itself, with a session user that has
-# little
+# Each of the roles can have a little memory if its session user has little.
 $admin->query('ALTER ROLE many40 LOGIN');
 my $itself = as('many40', 'd2');
 is($itself->query("SELECT dlock_acquire('its own') > 0"), 't', 'a role by itself');
 $itself->quit;
-# freed memory no longer counts, even if others free it
+# Freed memory no longer counts, even if another role frees it.
 $many->query('SELECT dlock_release_all()');
 $admin->query("SELECT dlock_force_close(lease) FROM dlock_leases WHERE role LIKE 'many%'");
 my $closer = session($node, 'd1');
@@ -238,12 +235,12 @@ $closer->query("SELECT dlock_force_close(lease) FROM dlock_leases WHERE role LIK
 $closer->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE role_name LIKE 'many%'");
 $closer->quit;
 is($many->query("SET ROLE many2; SELECT dlock_acquire('again') > 0; RESET ROLE"),
-	't', 'when all is given back, there is some again');
+	't', 'when all memory is freed, there is memory again');
 $many->quit;
 backends_gone($many->{pid});
 
 #
-# Memory that is freed, and by which process
+# Memory is freed by different processes
 #
 sub fill
 {
@@ -257,19 +254,19 @@ sub fill
 
 $_->quit foreach $session, $xact;
 backends_gone($_->{pid}) foreach $session, $xact;
-# the lease's tickets, one by one, by the worker, after a close by another role
+# Another role closes a lease, and the worker frees its tickets one by one.
 my $clerk = session($node, 'd2');
 like($clerk->query("SELECT dlock_force_close($lease)"), qr/^\d{3,}$/, 'closed');
 $clerk->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 $_->quit foreach $clerk, $leases;
-# a worker counts for itself, too, up to a step
+# The worker's own memory counts, too, up to a step.
 my $few = 60;
 my $all = fill();
 cmp_ok($all, '>', 5000, "$all locks, when all is free");
-cmp_ok(abs(fill() - $all), '<=', $few, 'as many again');
+cmp_ok(abs(fill() - $all), '<=', $few, 'the role can allocate as much again');
 
-# A spare entry and a spare ticket pass from role to role: one role has
-# allocated and released them, and another one uses and frees them.
+# A spare entry and a spare ticket pass from role to role.  One role allocates
+# and releases them, and another role uses and frees them.
 my $changing = session($node, 'd1');
 $changing->query(
 	q{DO $$
@@ -291,7 +288,7 @@ cmp_ok(abs(fill() - $all), '<=', $few, 'a session that changes its role');
 $changing->quit;
 backends_gone($changing->{pid});
 
-# more roles than a session counts for at a time
+# more roles than a session counts at a time
 $changing = session($node, 'd1');
 $admin->query("CREATE ROLE r$_") foreach 1 .. 20;
 foreach my $round (1 .. 2)
@@ -307,21 +304,21 @@ cmp_ok(abs(fill() - $all), '<=', $few, 'a session of many roles');
 $changing->quit;
 backends_gone($changing->{pid});
 
-# in a database that goes
+# in a database that is dropped
 my $gone = as('flood', 'd3');
 like($gone->query("SELECT flood('dlock_lease_open(\$\$30d\$\$, $info)')"),
 	qr/role "flood"/, 'leases in a database');
-cmp_ok(fill(), '<=', $few, 'leave nothing for its locks elsewhere');
+cmp_ok(fill(), '<=', $few, 'no memory is left for the role\'s locks elsewhere');
 $gone->quit;
 $admin->query('DROP DATABASE d3');
 my $watcher = as('flood', 'd1');
 unlike($watcher->query("SELECT dlock_watch('watched')"),
-	qr/53200/, 'whoever comes first clears up, and be it to watch');
+	qr/53200/, 'the next call removes the dropped database, even dlock_watch()');
 $watcher->quit;
 backends_gone($watcher->{pid});
-cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
+cmp_ok(abs(fill() - $all), '<=', $few, 'the memory of the dropped database is free');
 
-# several, among many databases without sessions
+# several dropped databases, among many databases without sessions
 $admin->query('CREATE DATABASE model');
 $node->safe_psql('model', 'CREATE EXTENSION dlock');
 sub make_database
@@ -352,10 +349,10 @@ like($session->query("SELECT flood('dlock_acquire(\$\$f#\$\$)')"),
 my $used = memory_used();
 $admin->query("DROP DATABASE gone$_") foreach 1 .. 8;
 is($session->query("SELECT dlock_acquire('one more') > 0"),
-	't', 'there is memory when these have gone');
-cmp_ok($used - memory_used(), '>', $some * 15 / 16, 'all that they had');
+	't', 'there is memory when these databases have gone');
+cmp_ok($used - memory_used(), '>', $some * 15 / 16, 'all memory of these databases is free');
 
-# and the memory of an earlier installation, once its last user is gone
+# The memory of an earlier installation is freed when its last user has gone.
 $session->quit;
 backends_gone($session->{pid});
 make_database('again', "dlock_acquire('l')");
@@ -376,13 +373,13 @@ like($session->query($too_many), qr/role "flood"/, 'beside an earlier installati
 $used = memory_used();
 $last->quit;
 backends_gone($last->{pid});
-like($session->query($too_many), qr/role "flood"/, 'whose last user has gone');
-cmp_ok($used - memory_used(), '>', 25000, 'which has gone, too');
+like($session->query($too_many), qr/role "flood"/, 'without the earlier installation');
+cmp_ok($used - memory_used(), '>', 25000, 'the memory of the earlier installation is free');
 $session->quit;
 backends_gone($session->{pid});
 
 #
-# The names that were waited for, in databases without sessions
+# Statistics of awaited names, in databases without sessions
 #
 my $before = memory_used();
 foreach my $database (@databases)
@@ -398,17 +395,17 @@ foreach my $database (@databases)
 }
 my $third = session($node, $databases[2]);
 cmp_ok($third->query('SELECT count(*) FROM dlock_contention'),
-	'>=', 50, 'the first ones have left some room for others');
+	'>=', 50, 'the first databases have left some room for others');
 $third->quit;
 my $kept = memory_used() - $before;
 cmp_ok($kept, '<', 6 * 1024 * 1024 / 8, "$kept bytes, in all databases together");
 cmp_ok($admin->query('SELECT count(*) FROM dlock_contention'),
-	'>', 100, 'some have room');
+	'>', 100, 'some databases have room');
 $admin->query('SELECT dlock_stats_reset()');
-cmp_ok(memory_used() - $before, '<', $kept - 30000, 'which is given back');
+cmp_ok(memory_used() - $before, '<', $kept - 30000, 'the memory is freed');
 
 #
-# Dropped roles, more than a process counts for at a time; and a restart
+# More roles are dropped than a process counts at a time; then, a restart
 #
 $changing = session($node, 'd2');
 foreach my $role (map { "r$_" } 1 .. 20)
@@ -419,7 +416,7 @@ foreach my $role (map { "r$_" } 1 .. 20)
 }
 $admin->query("DROP ROLE r$_") foreach 1 .. 20;
 is($changing->query('SELECT dlock_release_all()'),
-	'20', 'what roles have had that are gone');
+	'20', 'tickets of dropped roles are released');
 $changing->quit;
 $leases = as('flood', 'd2');
 $lease = $leases->query("SELECT dlock_lease_open('30d', $info)");
@@ -431,23 +428,23 @@ $admin->quit;
 $node->restart;
 $admin = session($node, 'd2');
 cmp_ok($admin->query('SELECT count(*) FROM dlock_locks'),
-	'>', 200, 'which are there after a restart');
+	'>', 200, 'the tickets exist after a restart');
 $session = as('flood', 'd1');
 like($session->query("SELECT flood('dlock_acquire(\$\$f#\$\$, $info)')"),
-	qr/^\d{1,2} .*role "flood"/, 'and counted to their role');
+	qr/^\d{1,2} .*role "flood"/, 'the tickets are charged to their role');
 others_work('after a restart');
 $session->quit;
 is( $admin->query(
 		"SELECT sum(dlock_force_close(lease)) FROM dlock_leases WHERE lease <> $lease"
 	),
 	'20',
-	'leases of roles that are gone');
+	'leases of dropped roles are closed');
 is($admin->query("SELECT dlock_force_close($lease) > 200"), 't', 'closed');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
-cmp_ok(abs(fill() - $all), '<=', $few, 'and all is free again');
+cmp_ok(abs(fill() - $all), '<=', $few, 'all memory is free again');
 
 #
-# Slots that a role sets, as the first action after each of several restarts
+# A role sets slots, as the first action after each of several restarts
 #
 $admin->quit;
 $admin = session($node, 'd1');
@@ -464,7 +461,7 @@ foreach my $round (1 .. 3)
 	others_work("round $round of slots");
 	$admin = session($node, 'd1');
 	is($admin->query("SELECT dlock_acquire('mine') > 0"), 't', 'as do superusers');
-	# so that the next round is the first in a server again
+	# restart, so that the next round's call is the server's first
 	$admin->quit;
 	$node->restart;
 	$admin = session($node, 'd1');
