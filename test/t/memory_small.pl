@@ -1,5 +1,5 @@
 # The file system for dynamic shared memory is smaller than dlock.max_memory,
-# as in a container. When dlock creates its memory, it takes half of the free
+# as in a container.  When dlock creates its memory, it takes half of the free
 # space, and logs that once.  Other processes, such as parallel queries, can
 # use the rest. dlock can use its memory even if other processes fill the file
 # system later.  If the file system is already full, calls fail with 53200 and

@@ -1,12 +1,12 @@
-# DROP EXTENSION while sessions wait: no session is told that it holds a lock
-# of a space that is gone, and none continues to wait there, whatever holds the
-# lock.
+# DROP EXTENSION while sessions wait: no session gets the answer that it holds
+# a lock of a name space that is gone, or continues to wait there, whatever
+# holds the lock.
 #
-# What would break it: a grant in the old space, to a waiter that does not
-# check whether it is still current, while another session holds the lock in
-# the new one; a waiter that no process wakes; an internal error for a session
+# What would break it: a grant in the old space to a waiter that does not check
+# if the space is still current, while another session holds the lock in the
+# new space; a waiter that no process wakes; an internal error for a session
 # that waits for a table of the extension; a ticket that is found by its number
-# in another space; a session that takes a rollback or another change for a
+# in another space; a session that mistakes a rollback or another change for a
 # DROP.
 
 use strict;
@@ -25,7 +25,7 @@ my ($holder, $admin) = map { session($node) } 1 .. 2;
 my $gone = qr/ERROR:  55L01: lock "lock" is gone.*DETAIL:  Extension "dlock" was dropped.*HINT:  \S/s;
 my $again = 'DROP EXTENSION dlock; CREATE EXTENSION dlock';
 
-# Sessions that each run one of these, and wait by now
+# Start a session for each of these statements, and return when all wait.
 sub waiters
 {
 	my @calls = @_;
@@ -49,7 +49,7 @@ sub finish
 }
 
 #
-# Behind a session, which keeps its lock
+# The waiters wait for a session, which keeps its lock
 #
 $holder->query("SELECT dlock_acquire('lock')");
 my $lease = $holder->query("SELECT dlock_lease_open('1h')");
@@ -74,13 +74,13 @@ like($waiters[$_]->answer, $gone, "$calls[$_] ends") foreach 0 .. $#calls;
 like($enqueuer->answer, $gone, 'wait ends');
 like($caller->answer, $gone, 'acquire_nosnapshot ends');
 like($waiters[0]->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'and the lock can be acquired again');
+	qr/^\d+$/, 'the lock can be acquired again');
 
 # Calls with the number of an old ticket
 like($enqueuer->query("SELECT dlock_wait($ticket, '0')"),
 	qr/ERROR:  55L01: ticket $ticket is gone/, 'an old ticket is gone');
 like($enqueuer->query("SELECT dlock_release_ticket($ticket)"),
-	qr/WARNING:  55000: .*^f$/ms, 'and cannot be released');
+	qr/WARNING:  55000: .*^f$/ms, 'an old ticket cannot be released');
 finish($enqueuer, $caller, @waiters);
 
 #
@@ -99,17 +99,17 @@ foreach my $call ("dlock_acquire('lock')", "dlock_ttl_acquire('lock', '1h')")
 		  . "WHERE pid = $waiter->{pid}");
 	$admin->query($again);
 	like($other->query("SELECT dlock_acquire('lock')"),
-		qr/^\d+$/, 'another one holds it');
+		qr/^\d+$/, 'another session holds the lock in the new space');
 	$holder->quit;
 	backends_gone($holder->{pid});
 	continue_process($waiter->{pid});
-	like($waiter->answer, $gone, "$call is granted what is gone");
+	like($waiter->answer, $gone, "$call is granted a ticket that is gone");
 	finish($waiter, $other);
 	$holder = session($node);
 }
 
 #
-# Behind a lease, which ends with the extension
+# The waiters wait for a lease, which ends with the extension
 #
 $holder->query("SELECT dlock_ttl_acquire('lock', '1h')");
 @waiters = waiters("dlock_acquire('lock')",
@@ -119,7 +119,7 @@ like($_->answer, $gone, 'behind a lease') foreach @waiters;
 finish(@waiters);
 
 #
-# A change of pg_proc, or one that is rolled back, does not affect the waiters.
+# A change of pg_proc, or a DROP that is rolled back, does not affect waiters.
 #
 $holder->query("SELECT dlock_acquire('lock')");
 my ($first, $second) = waiters("dlock_acquire('lock') > 0",
@@ -131,13 +131,13 @@ $admin->query("SELECT dlock_acquire('lock')");
 $admin->query('ROLLBACK');
 $admin->query('CREATE FUNCTION f() RETURNS integer LANGUAGE sql RETURN 1');
 is($holder->query("SELECT dlock_release('lock')"), 't', 'released');
-is($first->answer, 't', 'the next one has it, in the same space');
+is($first->answer, 't', 'the next waiter has the lock, in the same space');
 is($first->query("SELECT dlock_release('lock')"), 't', 'released');
-is($second->answer, 't', 'and so has the next one');
+is($second->answer, 't', 'then the last waiter has the lock');
 finish($first, $second);
 
 #
-# A transaction that uses no table notices, too.
+# A transaction that uses no table notices a DROP, too.
 #
 $holder->query("PREPARE p AS SELECT dlock_acquire('lock') > 0");
 $holder->query('BEGIN');
@@ -147,13 +147,13 @@ is($admin->query("SELECT dlock_acquire('lock') > 0"), 't', 'held again');
 $holder->start('EXECUTE p');
 $admin->until_waits($holder);
 $admin->query("SELECT dlock_release('lock')");
-is($holder->answer, 't', 'it waits for who holds it in the new space');
+is($holder->answer, 't', 'the session waits for the holder in the new space');
 
 finish($holder);
 
 #
-# A call waits for a table, or for the sequence, as the extension is dropped:
-# the first calls after a start, which load the tables of leases, and others.
+# Calls wait for a table, or for the sequence, while the extension is dropped:
+# the first calls after a start, which load the lease tables, and other calls.
 #
 $gone = qr/ERROR:  55L01: extension "dlock" was dropped during the call.*HINT:  \S/s;
 sub wait_for_drop

@@ -34,8 +34,8 @@ $node->safe_psql('ahead',
 $node->safe_psql('in Time',
 	'CREATE SCHEMA s; CREATE EXTENSION dlock SCHEMA s');
 
-# The fence to exceed is that of a holder during the dump.  There is also a
-# lease with granted and waiting tickets.
+# New fences must exceed the fence of a holder during the dump.  There is also
+# a lease with granted and waiting tickets.
 my %holders;
 my %leases;
 my %fences;
@@ -61,7 +61,7 @@ sub restored
 {
 	my ($where, $dbname, $original, $how) = @_;
 
-	# first, because its lock is released some time after its session ends
+	# This is first: the lock is released some time after its session ends.
 	is( $where->safe_psql(
 			$dbname,
 			'SET search_path = public, s; SELECT (SELECT count(*) FROM dlock_locks), '
@@ -136,7 +136,7 @@ foreach my $original ('ahead', 'in Time')
 	$restored->quit;
 }
 
-# The holder has then lost its lock, and is told; so is the waiter.
+# The holder has then lost its lock.  The holder and the waiter get errors.
 my $waiter = session($node, 'in Time');
 $waiter->start("SELECT s.dlock_acquire('of the lease')");
 $holders{'in Time'}->until_waits($waiter);
@@ -146,16 +146,16 @@ $node->command_ok(
 		"$dir/in Time.custom"
 	],
 	'pg_restore --clean --if-exists');
-like($waiter->answer, qr/ERROR:  55L01/, 'who waited is told');
+like($waiter->answer, qr/ERROR:  55L01/, 'the waiter gets an error');
 is($holders{'in Time'}->query("SELECT dlock_renew($leases{'in Time'}) IS NULL"),
-	't', 'the lease of before is gone');
+	't', 'the old lease is gone');
 $waiter->quit;
 $holders{'in Time'}->quit;
 restored($node, 'in Time', 'in Time', 'pg_restore --clean --if-exists');
 
 $holders{ahead}->quit;
 
-# Into a database of another owner.  Only the extension belongs to the
+# Restore into a database of another owner.  Only the extension belongs to the
 # superuser.
 $node->safe_psql('postgres',
 	'CREATE ROLE other_owner LOGIN; CREATE DATABASE of_other OWNER other_owner; '
@@ -180,20 +180,20 @@ $node->command_checks_all(
 	1,
 	[qr/^$/],
 	[qr/permission denied to create extension "dlock"/],
-	'that owner cannot restore it himself');
+	'that owner cannot restore the dump');
 
-# Only the schema: its rows and numbers, without the extension
+# Dump only the schema: its rows and numbers, without the extension.
 $node->command_ok(
 	[ 'pg_dump', '-n', 's', '-f', "$dir/schema", '-d', 'in Time' ],
 	'pg_dump -n');
 $node->safe_psql('of_other_too', 'CREATE EXTENSION dlock SCHEMA s');
 $node->command_ok(
 	[ 'psql', '-X', '-q', '-f', "$dir/schema", '-d', 'of_other_too' ],
-	'restored to where the extension is');
+	'restored into a database with the extension');
 is($node->safe_psql('of_other_too', "SELECT s.dlock_version_of('v')"),
 	'1', 'its versions are there');
 is( $node->safe_psql('of_other_too', 'SELECT count(*) FROM s.dlock_queue'),
-	'0', 'and no lease');
+	'0', 'no lease is restored');
 is($node->safe_psql('in Time', "SELECT s.dlock_check('kept', $kept)"),
 	't', 'the original goes on');
 
@@ -214,7 +214,7 @@ $node->safe_psql(
 $node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/rows", '-d', 'postgres' ],
 	'pg_dump');
 
-# There, one of these roles has another OID, and the others do not exist.
+# On the target, one of these roles has another OID, and the rest do not exist.
 $fresh->safe_psql('postgres',
 	'CREATE ROLE one; CREATE ROLE "The Clerk"; CREATE ROLE other');
 

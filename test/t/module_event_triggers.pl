@@ -1,7 +1,7 @@
-# Event triggers that raise errors stop DDL, and nothing of dlock: its
-# processes fire none, however often they write, vacuum, announce and restart.
-# An object is created or dropped under such a trigger as a whole, or not at
-# all; locks and leases go on as if it had not been tried.
+# Event triggers that raise errors stop DDL, but not dlock: its processes fire
+# no event trigger, however often they write, vacuum, announce and restart.  If
+# a trigger stops CREATE, ALTER or DROP EXTENSION, the command has no effect,
+# and locks and leases go on.
 #
 # What would break it: a statement of the worker or of a call that fires an
 # event trigger; a DROP that ends leases, or a CREATE that begins a space,
@@ -49,7 +49,7 @@ sub allow
 	return;
 }
 
-# From 17 on, each login runs one, too.
+# From 17 on, each login runs an event trigger, too.
 my $logs_in = $node->pg_version >= 17;
 
 #
@@ -69,7 +69,7 @@ sub goes_on
 			  . "dlock_fence('of the session') = $of_session, "
 			  . 'count(*) FROM dlock_locks'),
 		'1|t|t|2',
-		"$when: what is held is held");
+		"$when: no lock is lost");
 	return;
 }
 
@@ -108,7 +108,7 @@ foreach my $round (1 .. 2)
 		  . q{WHERE relname = 'dlock_queue'});
 	goes_on("$name: expired, and vacuumed");
 
-	# and the next one begins
+	# the next worker begins
 	$admin->query(
 		'SELECT pg_terminate_backend(' . worker($admin) . ', 60000)');
 }
@@ -135,7 +135,7 @@ foreach my $event ('ddl_command_start', 'sql_drop', 'ddl_command_end')
 }
 
 #
-# In another database, in which it is created, updated and dropped
+# In another database, the extension is created, updated and dropped
 #
 $node->safe_psql('postgres', 'CREATE DATABASE other');
 my $other = session($node, 'other');
@@ -159,7 +159,7 @@ foreach my $event ('ddl_command_start', 'ddl_command_end')
 	like($other->query('CREATE EXTENSION dlock'),
 		qr/$event is forbidden/, "$event: CREATE EXTENSION is forbidden");
 	is($other->query(q{SELECT count(*) FROM pg_class WHERE relname ~ '^dlock'}),
-		'0', "$event: nothing is there");
+		'0', "$event: no object is left");
 	allow($other, $event);
 }
 $other->query('CREATE EXTENSION dlock');
@@ -182,18 +182,18 @@ foreach my $event ('ddl_command_start', 'table_rewrite', 'ddl_command_end')
 			q{SELECT extversion FROM pg_extension WHERE extname = 'dlock'}),
 		$version, "$event: it is still the old one");
 	is($other->query("SELECT dlock_check('kept', $fence)"),
-		't', "$event: what is held is held");
+		't', "$event: no lock is lost");
 	allow($other, $event);
 	works($event);
 }
 is($other->query($update), '', 'the update');
 works('updated');
 is($other->query("SELECT dlock_check('kept', $fence), dlock_renew($lease)"),
-	't|1', 'what is held is held');
+	't|1', 'no lock is lost');
 
 #
-# An event trigger that acquires a lock: all DDL waits for it, one after the
-# other.
+# An event trigger acquires a lock: DDL commands wait for the lock, one after
+# another.
 #
 $other->query(q{
 	CREATE FUNCTION one_by_one() RETURNS event_trigger
@@ -211,7 +211,7 @@ $other->query('BEGIN; DROP EXTENSION dlock');
 is($other->query('ROLLBACK'), '', 'a DROP that takes the lock');
 is($second->query("SELECT dlock_check('kept', $fence)"),
 	't', '... and is rolled back');
-is($other->query('DROP EXTENSION dlock'), '', 'and one that is not');
+is($other->query('DROP EXTENSION dlock'), '', 'a DROP that commits');
 $other->query('DROP EVENT TRIGGER one_by_one');
 $other->query('CREATE EXTENSION dlock');
 $fence_of_other = $fence;

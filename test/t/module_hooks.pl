@@ -1,9 +1,9 @@
-# A statement may free itself or end its transaction, and no session with the
-# library is harmed.  A call that is alone in its transaction warns.
+# A statement can free itself or end its transaction without harm to a session
+# that has loaded the library.  A call that is alone in its transaction warns.
 #
-# What would break it: a hook that reads the statement after it has run.  A
-# procedure's ROLLBACK frees its own CALL, if that came by the extended
-# protocol with a parameter.  A warning for a call that has others beside it.
+# What would break it: a hook that reads the statement after it has run,
+# because a procedure's ROLLBACK frees its own CALL, if that came by the
+# extended protocol with a parameter; a warning for a call that is not alone.
 
 use strict;
 use warnings FATAL => 'all';
@@ -42,8 +42,8 @@ foreach my $mode (qw(simple extended prepared))
 }
 is($node->safe_psql('postgres', 'SELECT 1'), '1', 'the server is there');
 
-# The warning of a call that is alone in its transaction: in a pipeline, other
-# statements can come before and after it.
+# A call warns if it is alone in its transaction.  In a pipeline, other
+# statements can precede and follow the call.
 my $call = "SELECT dlock_xact_acquire('lock');\n";
 my $warns =
   qr/WARNING:  dlock_xact_acquire\(\) has no effect outside a transaction block/;

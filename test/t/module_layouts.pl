@@ -1,9 +1,9 @@
 # Two libraries in one server lay out their shared memory differently, as after
-# an update.  They never both grant locks at one time.  The new one is refused
-# while a process uses the old one, and takes over afterwards, with all leases;
-# then the same in reverse.
+# an update.  They never both grant locks at one time.  The new library is
+# refused while a process uses the old library, and takes over afterwards, with
+# all leases.  The same holds in reverse.
 #
-# What would break it: a process that is counted as attached and is not, or the
+# What would break it: a process that is counted as attached but is not, or the
 # reverse, however it ended and whatever failed before; an area that stays
 # behind; a worker of one library with the memory of the other.
 
@@ -23,18 +23,18 @@ use Test::More;
 my $top = abs_path("$FindBin::RealBin/../..");
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# Segments are files here, which can be counted and closed.
+# Segments are files here, which the test can count and make inaccessible.
 my $node = new_server('main',
 	allows_streaming => 1,
 	conf => "dynamic_shared_memory_type = mmap\n");
 my $bindir = $node->config_data('--bindir');
 
-# make in a directory; false if that fails
+# Run make in a directory.  Return false if make fails.
 sub make
 {
 	my ($where, @arguments) = @_;
 
-	# set by the make that runs this test
+	# The make that runs this test has set these.
 	delete local @ENV{qw(MAKEFLAGS MAKELEVEL MFLAGS)};
 	return IPC::Run::run(
 		[
@@ -111,7 +111,7 @@ sub refused
 my ($first, $second, $third);
 
 #
-# The old one is in use, by a session and by the worker
+# A session and the worker use the old library
 #
 my %others = map { $_ => 1 } segments();
 $first = ours();
@@ -125,7 +125,7 @@ is($second->query('SELECT dlock_version()'),
 refused($second, $theirs, $version, $first->{pid}) foreach 'once', 'again';
 
 #
-# ... by the worker alone, which gives way
+# Only the worker uses the old library, and exits for the new one
 #
 my @before = grep { !$others{$_} } segments();
 my $log = -s $node->logfile;
@@ -133,22 +133,22 @@ my $log = -s $node->logfile;
 $first->quit;
 backends_gone($first->{pid});
 my $later = $second->query("SELECT dlock_acquire('lock')");
-grows('the lock is free, and fences go on', $fence, $later);
+grows('the lock is free, and fences continue to grow', $fence, $later);
 $node->wait_for_log('dlock worker gives way to another version', $log);
 is($second->query("SELECT dlock_try_acquire('leased') IS NULL"),
 	't', 'the lease holds its lock');
 is($second->query("SELECT dlock_fence('leased')"), $held, 'with its fence');
-ok(@before > 0 && !(grep { -e } @before), 'the old memory is given back');
+ok(@before > 0 && !(grep { -e } @before), 'the old memory is freed');
 
 #
-# The old one again: sessions, and workers, which the other library starts,
-# because the server's directory of libraries has only one worker.
+# The old library is refused now, in sessions and in workers.  The other
+# library starts the old library's workers, because it finds only that library.
 #
 $third = ours();
 refused($third, $version, $theirs, $second->{pid});
 $log = -s $node->logfile;
 like($second->query("SELECT dlock_lease_open('1h')"),
-	qr/ERROR:  53400: could not start the worker/, 'a worker has not come');
+	qr/ERROR:  53400: could not start the worker/, 'no worker could attach');
 $node->wait_for_log(
 	qr/ERROR:  (55000: )?cannot use dlock \Q$version\E while dlock \Q$theirs\E/,
 	$log);
@@ -158,7 +158,7 @@ cmp_ok($workers, '<=', 60, "$workers workers have tried, and no more");
 is($second->query("SELECT dlock_release('lock')"), 't', 'nothing is lost');
 
 #
-# A process counts until its end, however it ends, and no longer.
+# A process counts as a user of its library until it ends, however it ends.
 #
 sub use_and_end
 {
@@ -203,10 +203,10 @@ $second->quit;
 backends_gone($second->{pid});
 $second = other();
 like($second->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'who has failed to attach is not in the way');
+	qr/^\d+$/, 'a process that failed to attach blocks no other library');
 $third->quit;
 
-# Not before the last of several has ended
+# The other library is refused until the last of several processes has ended.
 $third = other();
 $third->query("SELECT dlock_acquire('other')");
 my $another = ours();
@@ -222,11 +222,11 @@ $_->quit foreach $third, $another;
 poll('the server is there again', sub { answers($node) });
 $another = ours();
 like($another->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'after a crash, the first one decides');
+	qr/^\d+$/, 'after a crash, the first process decides');
 $another->quit;
 
 #
-# A standby, on which one function attaches, though its answer is empty
+# On a standby, one function attaches, although its answer is empty
 #
 my $standby = new_standby($node, 'standby');
 foreach my $how (\&other, \&ours, \&other)

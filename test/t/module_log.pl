@@ -1,6 +1,6 @@
 # The server's log has each expired lease with its locks, each forced release,
-# the lock that blocks the worker, and long waits with the role and owner of
-# the leases waited for.  The log does not grow without bound.
+# the table lock that blocks the worker, and long waits with the role and owner
+# of the blocking leases.  The log does not grow without bound.
 #
 # What would break it: an expiry that is not logged; a normal end that is
 # logged; a line for each of many thousands of leases; a list or a text that is
@@ -42,8 +42,8 @@ sub new_part
 	return;
 }
 
-# Waits until the log has these words. # stands for a number, and <time> for a
-# time.
+# Waits until the log has this text, in which # stands for a number, and <time>
+# for a time.
 sub logged
 {
 	my ($words, $test) = @_;
@@ -58,8 +58,8 @@ sub logged
 	return like($text, qr/$pattern/, $test);
 }
 
-# A lease whose session ends, with tickets for these names.  $open and $acquire
-# are additional arguments.
+# Opens a lease with tickets for these names, and ends its session.  $open and
+# $acquire are additional arguments.
 sub leave_lease
 {
 	my ($open, $acquire, @names) = @_;
@@ -90,27 +90,27 @@ $client = session($node, 'postgres', 'user=alice');
 		qq{SELECT dlock_ttl_acquire('single', '$ttl s',
 		owner => 'worker 1', info => 'node-1')});
 	logged(qq{LOG:  lease $ticket of role "alice" has run out},
-		'a lease runs out');
+		'an expired lease is logged');
 	logged(
 		qq{DETAIL:  Its last renewal was <time> ago, its ttl is $ttl.000 s.}
 		  . qq{ It held lock "single" (ticket $ticket, owner "worker 1").}
 		  . qq{ Its info is "node-1".\n},
-		'and what it had');
+		'the log has the lock and info of the lease');
 
 	# the acquires may take long
 	($lease, $pid, $ticket, @rest) =
 	  leave_lease(", info => 'two', delay => '100ms'", '', "'a'", "'b\nc'");
 	logged(qq{LOG:  lease $lease of role "alice" has run out},
-		'one of a session');
+		'an expired lease of an ended session is logged');
 	logged(
 		"DETAIL:  It was attached to process $pid, which has ended;"
 		  . ' its last renewal was <time> ago, its ttl is 0.100 s.'
 		  . qq{ It held lock "a" (ticket $ticket) and lock "b c" (ticket $rest[0]).}
 		  . qq{ Its info is "two".\n},
-		'with two locks');
+		'the log has both locks of a lease');
 
 	leave_lease('', '');
-	logged(qq{ its ttl is 0.100 s. It held nothing.\n}, 'one with nothing');
+	logged(qq{ its ttl is 0.100 s. It held nothing.\n}, 'the log has a lease without locks');
 
 	# All lists and texts are too long.  No character is cut in two.
 	my $euro = "\xe2\x82\xac";
@@ -126,9 +126,9 @@ $client = session($node, 'postgres', 'user=alice');
 		  . ' and 2 more. Its info is "'
 		  . $cut
 		  . qq{".\n},
-		'one with many, and long texts');
+		'long lists and texts are truncated');
 	is(scalar(() = log_text() =~ /has run out/g),
-		4, 'and each of them has one line');
+		4, 'each lease has one line');
 }
 
 # Very many leases at once: some are logged, and the others are counted.
@@ -143,7 +143,7 @@ $client = session($node, 'postgres', 'user=alice');
 		  . "true)) FROM generate_series(1, $count)");
 	$keeper->quit;
 	poll(
-		'all are told of',
+		'all leases are logged',
 		sub {
 			my $text = log_text();
 
@@ -155,8 +155,8 @@ $client = session($node, 'postgres', 'user=alice');
 			  /LOG:  further leases that have run out: (\d+)/g;
 			return $lines + $others >= $count;
 		});
-	is($lines + $others, $count, 'each of very many is told of once');
-	cmp_ok($others, '>', $count / 2, 'and not one by one');
+	is($lines + $others, $count, 'each of very many leases is logged or counted once');
+	cmp_ok($others, '>', $count / 2, 'most of the leases are counted only');
 }
 
 # A closed lease has not expired.  If the setting is off, nothing is logged.
@@ -176,17 +176,17 @@ $client = session($node, 'postgres', 'user=alice');
 		'SELECT pg_terminate_backend(' . worker($admin) . ', 180000)');
 	($silent) = leave_lease('', '');
 	is_now($admin, 'SELECT count(*) FROM dlock_leases', '0',
-		'it has run out');
+		'the lease has expired');
 	$admin->query('ALTER SYSTEM RESET dlock.log_expirations');
 	$node->reload;
 	$admin->query(
 		'SELECT pg_terminate_backend(' . worker($admin) . ', 180000)');
 	($last) = leave_lease('', '');
-	logged("lease $last of role", 'one that comes later is told of');
+	logged("lease $last of role", 'a later lease is logged');
 	unlike(
 		log_text(),
 		qr/lease (?:$closed|$silent) of role/,
-		'and none of those before');
+		'the earlier leases are not logged');
 }
 
 #
@@ -205,13 +205,13 @@ $client = session($node, 'postgres', 'user=alice');
 	$place = $admin->query(
 		"SELECT ticket FROM dlock_locks WHERE pid = $waiter->{pid}");
 	$ops->query("SELECT dlock_force_release($_)") foreach $place, $ticket;
-	like($waiter->answer, qr/55L01/, 'a waiter is ended');
+	like($waiter->answer, qr/55L01/, 'a waiter gets an error');
 	logged(qq{LOG:  ticket $place of lock "forced" was released by force\n},
-		'a place in a queue');
+		'the forced end of a place in a queue is logged');
 	logged(
 		qq{DETAIL:  By process $ops->{pid} of role "ops". It was a place in the}
 		  . qq{ queue, of process $waiter->{pid} of role "alice".\n},
-		'whose it was, and who has ended it');
+		'the log has its owner, and who has ended it');
 	logged(qq{LOG:  ticket $ticket of lock "forced" was released by force\n},
 		'a hold');
 	logged(
@@ -229,7 +229,7 @@ $client = session($node, 'postgres', 'user=alice');
 	logged(
 		qq{DETAIL:  By process $client->{pid} of role "alice", acting as "bob".}
 		  . qq{ It was held by lease $lease (role "alice", owner "worker 1").\n},
-		'a lease has it, and another role is acted as');
+		'a lease\'s lock is released under SET ROLE');
 
 	# a lock without a holder
 	($lease, undef, $delayed) =
@@ -238,13 +238,13 @@ $client = session($node, 'postgres', 'user=alice');
 	$ops->query("SELECT dlock_force_release($delayed)");
 	logged(
 		qq{It had ended before, and kept the lock closed, of lease $lease (role "alice").\n},
-		'and is ended');
+		'the forced end of a delay is logged');
 
 	# a ticket that does not exist
 	is($ops->query("SELECT dlock_force_release($delayed)"),
-		'f', 'and is gone');
+		'f', 'the ticket does not exist any more');
 	is(scalar(() = log_text() =~ /released by force/g),
-		4, 'each of these has a line');
+		4, 'each forced release has a line');
 
 	# another role's leases, and the session's own
 	my $own = $client->query("SELECT dlock_ttl_acquire('own', '1h')");
@@ -253,30 +253,30 @@ $client = session($node, 'postgres', 'user=alice');
 	$client->query("SELECT dlock_lease_close($own)");
 	$ops->query("SELECT dlock_lease_close($other)");
 	logged(qq{LOG:  lease $other of role "alice" was closed by force\n},
-		'a lease is closed that is another role\'s');
+		'the close of another role\'s lease is logged');
 	logged(
 		qq{DETAIL:  By process $ops->{pid} of role "ops". It had 2 tickets.\n},
 		'by whom');
 	unlike(
 		log_text(),
 		qr/lease $own of role/,
-		'of one\'s own, nothing is said');
+		'the close of an own lease is not logged');
 	$ops->query('SELECT dlock_reset()');
 	logged(qq{dlock_reset() has ended # leases\n},
-		'nor of each where all end');
+		'dlock_reset() logs the number of leases');
 	logged(qq{DETAIL:  By process $ops->{pid} of role "ops".\n},
-		'but by whom');
+		'dlock_reset() logs the role');
 	$_->quit foreach $ops, $holder, $waiter;
 }
 
 #
-# Locks that keep the worker waiting
+# Table locks that block the worker
 #
 {
 	my $locker = session($node);
 	my $worker;
 
-	# the worker exists, and stays
+	# This lease keeps the worker running.
 	$client->query("SELECT dlock_ttl_acquire('kept', '1h')");
 	$worker = worker($admin);
 	foreach my $case ([ 'dlock_queue', 'SHARE', 'ShareLock' ],
@@ -289,22 +289,22 @@ $client = session($node, 'postgres', 'user=alice');
 		like(
 			$client->query("SELECT dlock_ttl_acquire('other', '1h')"),
 			qr/could not write to the tables of leases/,
-			"$table is locked: who asks for a lease is told");
+			"$table is locked: a request gets an error");
 		logged(
 			qq{LOG:  cannot write table "$table" of database "postgres", as it is locked\n},
-			'and the log');
+			'the locked table is logged');
 		logged(
 			qq{DETAIL:  Process $worker has waited for RowExclusiveLock on it.}
 			  . qq{ It is locked by: process $locker->{pid} ($lock).\n},
-			'who has which lock');
+			'the log has the holder and mode of the lock');
 		unlike(
 			log_text(),
 			qr/ERROR:  canceling statement/,
-			'and not a bare error');
+			'the log has no plain error');
 		$locker->query('ROLLBACK');
 		# the worker logs it again only if it has written since
 		like($client->query("SELECT dlock_ttl_acquire('$table', '1h')"),
-			qr/^\d+$/, 'then it goes on');
+			qr/^\d+$/, 'then the worker goes on');
 	}
 
 	# A request that waits for a table lock blocks later requests, too.
@@ -317,18 +317,18 @@ $client = session($node, 'postgres', 'user=alice');
 	like(
 		$client->query("SELECT dlock_ttl_acquire('other', '1h')"),
 		qr/could not write/,
-		'somebody waits for a lock: the worker waits');
+		'the worker waits behind a session that waits for a lock');
 	logged(
 		qq{It is locked by: process $locker->{pid} (AccessExclusiveLock).\n},
-		'behind him');
+		'the log has that session');
 	$reader->query('ROLLBACK');
 	$locker->answer;
 	$locker->query('ROLLBACK');
 	$reader->quit;
 	like($client->query("SELECT dlock_ttl_acquire('kept, too', '1h')"),
-		qr/^\d+$/, 'then it goes on');
+		qr/^\d+$/, 'then the worker goes on');
 
-	# a row lock
+	# A row lock blocks the worker, too.
 	new_part();
 	$locker->query(
 		"BEGIN; SELECT FROM dlock_queue WHERE name = 'kept' FOR UPDATE");
@@ -337,17 +337,17 @@ $client = session($node, 'postgres', 'user=alice');
 	logged("ERROR:  canceling statement due to lock timeout\n",
 		'a row is locked');
 	logged(qq{in relation "dlock_queue"}, 'PostgreSQL says which');
-	logged(qq{ writing table "dlock_queue" }, 'and dlock what it was at');
+	logged(qq{ writing table "dlock_queue" }, 'dlock logs what it was doing');
 	logged(qq{writing the tables of leases, in database "postgres"\n},
-		'and where');
+		'dlock logs the database');
 	$locker->query('ROLLBACK');
 	is_now($admin, q{SELECT count(*) FROM dlock_queue WHERE name = 'kept'},
-		'0', 'then it goes on');
+		'0', 'then the worker goes on');
 	$locker->quit;
 }
 
 #
-# Long waits, and the holders
+# Long waits are logged with the holders
 #
 {
 	my $lease = $client->query("SELECT dlock_lease_open('1h')");
@@ -374,7 +374,7 @@ $client = session($node, 'postgres', 'user=alice');
 			map { qq{lease $lease (role "alice", owner "worker $_")} }
 			  1 .. 10)
 		  . qq{, .... Wait queue: lease $single (role "alice"), $waiter->{pid}.\n},
-		'for leases, by their roles and owners, and no more than ten of them'
+		'leases are logged with roles and owners, and ten at most'
 	);
 	$client->query("SELECT dlock_lease_close($lease)");
 	$waiter->answer;
@@ -384,8 +384,8 @@ $client = session($node, 'postgres', 'user=alice');
 }
 
 #
-# The lock of NOTIFY, held by a commit that waits for a standby.  No slot is
-# left for a sender, so the worker sends.  A lease keeps the worker running.
+# A commit that waits for a standby holds NOTIFY's lock.  No slot is left for a
+# sender, so the worker sends.  A lease keeps the worker running.
 #
 $client->query("SELECT dlock_ttl_acquire('stays', '1h')");
 $_->quit foreach $client, $admin;
@@ -406,7 +406,7 @@ $node->restart;
 	logged(
 		'waiting for the lock that each NOTIFY takes, object 0 of class # '
 		  . 'sending notifications, in database "postgres"',
-		'nobody can notify');
+		'the log says that the worker waits for NOTIFY\'s lock');
 	commits_hang($node, 0);
 	$locker->answer;
 	$_->quit foreach $client, $locker;
@@ -414,7 +414,7 @@ $node->restart;
 $node->stop;
 
 #
-# The time line, made from the log and from the clients' histories
+# The time line is drawn from the log and from the clients' histories
 #
 sub drawn
 {
@@ -430,9 +430,9 @@ sub drawn
 {
 	my $picture = drawn('a time line', $node->logfile);
 
-	like($picture, qr/lease \d+ \(alice, worker 1\): holds/, 'has who held');
-	like($picture, qr/process \d+: waits/, "and who waited");
-	like($picture, qr/>\Q$_\E</, "and why that ended: $_")
+	like($picture, qr/lease \d+ \(alice, worker 1\): holds/, 'the time line has the holder');
+	like($picture, qr/process \d+: waits/, "the time line has the waiter");
+	like($picture, qr/>\Q$_\E</, "the time line has the end: $_")
 	  foreach 'ran out', 'by force';
 
 	my $history = PostgreSQL::Test::Utils::tempdir() . '/1.1';
@@ -465,7 +465,7 @@ sub drawn
 		[ 'asks', 17, '1.2.2', '', client => 2, op => 'renew', lease => 7 ],
 		[ 'told', 18, '1.2.2', 'null' ]);
 	append_to_file($history, join('', map { join("\t", @$_) . "\n" } @lines));
-	$picture = drawn('one of a history', $history);
+	$picture = drawn('a time line of a history', $history);
 	is_deeply(
 		[ $picture =~ m{<title>(client .*?)</title>}g ],
 		[
@@ -474,8 +474,8 @@ sub drawn
 			'client 2, lease 7: waits, 4.000 s',
 			'client 2, lease 7: holds, 3.000 s'
 		],
-		'has who asked for what, and had it');
-	unlike(drawn('of the last second', '--last', 1, $history),
-		qr/client 1/, 'has no more than that');
+		'the time line has the requests and holds');
+	unlike(drawn('a time line of the last second', '--last', 1, $history),
+		qr/client 1/, 'the time line has only the last second');
 }
 done_testing();

@@ -1,5 +1,5 @@
 # docs/troubleshooting.md has every message of dlock with its code, and no
-# other message.  So a reader finds what to do.
+# other message, so that a reader finds each message.
 #
 # What would break it: a message that is added, reworded or given another code
 # only in the source; a message that the source no longer has.
@@ -54,7 +54,7 @@ sub pattern
 		map { quotemeta } split(/%[-.*0-9]*l*[a-z]/, $_[0], -1));
 }
 
-# All messages with their code or level, if that is constant.  Also all
+# Returns all messages, with their code or level if that is constant, and all
 # literals, because some of them are details.
 sub read_sources
 {
@@ -91,7 +91,7 @@ sub read_sources
 	return (\@messages, \@literals);
 }
 
-# The rows of the page's tables of messages: the first two columns
+# Returns the first two columns of the page's tables of messages.
 sub read_page
 {
 	my $is_table;
@@ -128,7 +128,7 @@ my ($messages, $literals) = read_sources();
 my @rows = grep { $_->{is_ours} } read_page();
 
 cmp_ok(scalar @$messages, '>', 80, 'messages were found in the sources');
-cmp_ok(scalar @rows, '>', 60, 'and in the page');
+cmp_ok(scalar @rows, '>', 60, 'messages were found in the page');
 
 # Each message of the source is on the page.
 {
@@ -147,7 +147,7 @@ cmp_ok(scalar @rows, '>', 60, 'and in the page');
 		  && !grep { $_->{code} =~ /\b\Q$message->{code}\E\b/ } @found;
 	}
 	is(join("\n", @missing), '', 'each message of the sources is on the page');
-	is(join("\n", @others), '', 'and with its code');
+	is(join("\n", @others), '', 'each message has its code on the page');
 }
 
 # Each message on the page is in the source.
@@ -171,7 +171,7 @@ cmp_ok(scalar @rows, '>', 60, 'and in the page');
 	}
 	is(join("\n", @no_messages),
 		'', 'each message of the page is in the sources');
-	is(join("\n", @no_details), '', 'and so is each detail');
+	is(join("\n", @no_details), '', 'each detail of the page is in the sources');
 }
 
 done_testing();

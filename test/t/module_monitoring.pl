@@ -51,8 +51,8 @@ sub ask
 }
 
 #
-# One of each: a session waits for a lock, the lock's holder waits for a row,
-# another session has waited, and a lease with a lock expires.
+# Something for each query: a session waits for a lock, the lock's holder waits
+# for a row, another session has waited, and a lease with a lock expires.
 my @sessions = map { session($node) } 0 .. 3;
 {
 	my ($admin, $root, $holder, $waiter) = @sessions;
@@ -91,29 +91,29 @@ foreach my $namespace (sort keys %$exporter)
 	is_deeply(
 		[ sort @$columns ],
 		[ sort keys %usage ],
-		'has the columns that its metrics say');
+		'the query has the columns of its metrics');
 	is_deeply([ grep { !/^(?:LABEL|COUNTER|GAUGE)$/ } values %usage ],
-		[], 'of known kinds');
+		[], 'the metrics have known kinds');
 	is_deeply(
 		[
 			grep { ($usage{$_} eq 'COUNTER') != /(?:_total|^bucket)$/ }
 			  @values
 		],
 		[],
-		'a counter, and nothing else, is called so');
+		'counters, and only counters, have names of counters');
 	is_deeply(
 		[
 			grep { !$_->{ (keys %$_)[0] }{description} }
 			  @{ $entry->{metrics} }
 		],
 		[],
-		'with descriptions');
-	cmp_ok(scalar @rows, '>', 0, 'and there are rows');
+		'the metrics have descriptions');
+	cmp_ok(scalar @rows, '>', 0, 'the query returns rows');
 	is_deeply(
 		[ grep { !/^[0-9]+(?:\.[0-9]+)?$/ } map { @$_{@values} } @rows ],
 		[], 'all values are numbers');
 	my %series = map { join('|', @$_{@labels}) => 1 } @rows;
-	is(scalar keys %series, scalar @rows, 'and no series is there twice');
+	is(scalar keys %series, scalar @rows, 'no series is returned twice');
 	$metrics{"${namespace}_$_"} = { map { $_ => 1 } @labels } foreach @values;
 }
 
@@ -126,10 +126,10 @@ foreach my $namespace (sort keys %$exporter)
 	my @counts = @bucket{ @sorted, '+Inf' };
 
 	is(scalar(grep { $_ eq '+Inf' } @bounds),
-		1, 'a histogram has its last bound');
+		1, 'a histogram has the bound +Inf');
 	is_deeply([ grep { $counts[$_] < $counts[ $_ - 1 ] } 1 .. $#counts ],
-		[], 'and counts what is below, too');
-	cmp_ok($counts[-1], '>', 0, 'here as well');
+		[], 'each bucket includes the smaller buckets');
+	cmp_ok($counts[-1], '>', 0, 'the histogram is not empty');
 }
 {
 	my (undef, undef, @rows) = ask($exporter->{dlock_root}{query});
@@ -137,7 +137,7 @@ foreach my $namespace (sort keys %$exporter)
 	is_deeply(
 		[ map { "$_->{state}|$_->{count}|$_->{blocked}" } @rows ],
 		['idle in transaction|1|2'],
-		'one is at the root, and two wait');
+		'one session is the root, and two wait');
 }
 
 #
@@ -161,7 +161,7 @@ foreach my $panel (@{ $dashboard->{panels} })
 
 			is($error, '', "$title: its query runs");
 			is_deeply([ grep { !$has{$_} } @used ],
-				[], 'and has the columns that it speaks of');
+				[], 'the query has the columns that the panel uses');
 			cmp_ok(scalar @rows, '>', 0, 'and rows');
 			next;
 		}
@@ -184,7 +184,7 @@ foreach my $panel (@{ $dashboard->{panels} })
 	is_deeply(\@wrong, [], "$title: asks for what there is")
 	  if $panel->{type} ne 'table';
 }
-cmp_ok(scalar keys %asked, '>', 10, 'metrics were asked for');
+cmp_ok(scalar keys %asked, '>', 10, 'the dashboard uses metrics');
 foreach my $variable (grep { $_->{type} eq 'query' }
 	@{ $dashboard->{templating}{list} })
 {

@@ -3,9 +3,9 @@
 # observe statements of sessions, of triggers, of dlock itself and of its
 # worker.
 #
-# What would break it: a statement of dlock that an observer cannot handle; a
-# worker in a state that it cannot handle; a hook of dlock that does not call
-# the other hooks, or is not called.
+# What would break it: a statement of dlock, or a state of its worker, that an
+# observer cannot handle; a hook of dlock that does not call the other hooks,
+# or is not called.
 
 use strict;
 use warnings FATAL => 'all';
@@ -78,7 +78,7 @@ my $alice = session($node, 'postgres', 'user=alice');
 my $bob = session($node);
 my ($fence, $lease, $ticket);
 
-# succeeds($session, $sql, $expected, $test); $expected is a pattern
+# succeeds($session, $sql, $expected, $test), in which $expected is a pattern
 sub succeeds
 {
 	my ($session, $sql, $expected, $test) = @_;
@@ -127,7 +127,7 @@ succeeds(
 	'Result .*',
 	'in EXPLAIN ANALYZE');
 succeeds($alice, 'SELECT count(*) FROM dlock_locks',
-	'0', 'all of that is over');
+	'0', 'no lock is left');
 
 # Guards, triggers, versions
 $fence = $alice->query("SELECT dlock_acquire('guarded')");
@@ -151,7 +151,7 @@ succeeds(
 succeeds($alice, "SELECT dlock_acquire('billing/1')",
 	'\d+', 'a reserved name');
 
-# Leases, and the worker's part in them
+# Leases, and the worker's statements for them
 $lease = $alice->query("SELECT dlock_lease_open('1h', info => 'node-1')");
 $ticket = $alice->query("SELECT dlock_lease_acquire('leased', $lease)");
 succeeds($alice, "SELECT dlock_renew($lease)", '1', 'a lease');
@@ -161,7 +161,7 @@ $bob->query('LISTEN c');
 succeeds($bob, "SELECT dlock_ttl_enqueue('leased', '1h', 'c')",
 	'\d+', 'a place in the queue');
 succeeds($alice, "SELECT dlock_release_ticket($ticket)", 't', 'its end');
-like(join('', $bob->announcements(1)), qr/"granted"/, 'and it is announced');
+like(join('', $bob->announcements(1)), qr/"granted"/, 'the grant is announced');
 succeeds($alice, "SELECT dlock_lease_close($lease)",
 	'0', 'the end of the lease');
 {
@@ -171,7 +171,7 @@ succeeds($alice, "SELECT dlock_lease_close($lease)",
 	$keeper->query("SELECT dlock_lease_acquire('expires', $lease)");
 	$keeper->quit;
 	is_now($admin, "SELECT count(*) FROM dlock_queue WHERE name = 'expires'",
-		'0', 'one runs out');
+		'0', 'a lease expires');
 }
 
 # A deadlock has one victim, and a waiter can be canceled.
@@ -189,7 +189,7 @@ $node->restart;
 $admin = session($node);
 succeeds(
 	$admin, "SELECT count(*) FROM dlock_locks WHERE scope = 'lease'",
-	'2', 'all that leases have is there after a restart');
+	'2', 'the tickets of leases exist after a restart');
 succeeds($admin, 'SELECT dlock_reset()', '2', 'and is ended');
 is_now($admin, 'SELECT count(*) FROM dlock_queue', '0', 'in the tables, too');
 
@@ -202,20 +202,20 @@ SKIP:
 			q{SELECT count(*) > 0 FROM pg_stat_statements
 			WHERE query LIKE '%dlock_versions%' AND NOT toplevel}),
 		't',
-		'pg_stat_statements has what dlock runs on its tables');
+		'pg_stat_statements has dlock\'s statements on its tables');
 	is( $admin->query(
 			q{SELECT count(*) FROM pg_stat_statements
 			WHERE query ~ '^(INSERT|UPDATE|DELETE).*dlock_queue'
 			AND query !~ 'OPERATOR'}),
 		'0',
-		'and no statement of the worker, which uses none');
+		'pg_stat_statements has no statement of the worker');
 }
 my $log = slurp_file($node->logfile);
 my $worker_errors = join "\n",
   grep { /(?:ERROR|FATAL|PANIC):/ && !/module_observers\.pl/ } split /\n/,
   $log;
 is($worker_errors =~ s/^.*due to administrator command$//mgr =~ s/\s+//gr,
-	'', 'no background process has met an error');
+	'', 'no background process has had an error');
 SKIP:
 {
 	skip 'no auto_explain', 1 unless grep { /explain/ } @observers;

@@ -3,9 +3,9 @@
 # them.  They lock nothing, no old fence passes a guard, and no number is given
 # twice.
 #
-# What would break it: rows that the new server takes for its own; a sequence
-# or a table that pg_upgrade creates without its contents; a library that
-# cannot be loaded before its database exists.
+# What would break it: rows that the new server mistakes for its own; a
+# sequence or a table that pg_upgrade creates without its contents; a library
+# that cannot be loaded before its database exists.
 #
 # DLOCK_OLD_INSTALL is a directory with the old server's bin and lib.
 # test/upgrade has two majors and sets it.  Without it, the test is skipped to
@@ -23,9 +23,9 @@ use Test::More;
 
 my $from = $ENV{DLOCK_OLD_INSTALL};
 
-plan skip_all => 'it is test/upgrade that runs this' unless $from;
+plan skip_all => 'test/upgrade runs this test' unless $from;
 
-# The same in both servers, because PostgreSQL 18 has other defaults than 17
+# Options that must be equal in both servers: 18 has other defaults than 17.
 my %cluster = (extra => ['--data-checksums']);
 my $conf = "max_connections = 100\ndlock.worker_idle_timeout = 20d\n";
 my $old = PostgreSQL::Test::Cluster->new('old', install_path => $from);
@@ -49,7 +49,7 @@ my %databases = (
 my $path = 'SET search_path = public, "D lock"';
 my %before;
 
-# in each of them, with the extension's functions in search_path
+# Run in each database, with the extension's functions in search_path.
 sub ask
 {
 	my ($node, $dbname, $sql) = @_;
@@ -75,7 +75,7 @@ foreach my $dbname (sort keys %databases)
 	# an expired lease whose lock stays closed
 	ask($old, $dbname,
 		"SELECT dlock_lease_acquire('delayed', dlock_lease_open('$ttl s', delay => '1h'))");
-	# the last number, and no lock ends later
+	# This is the last number, and no lock ends later.
 	$before->{last} =
 	  ask($old, $dbname, "SELECT dlock_ttl_acquire('own', '1h')");
 	ask($old, $dbname,
@@ -84,7 +84,7 @@ foreach my $dbname (sort keys %databases)
 }
 foreach my $dbname (sort keys %databases)
 {
-	poll('a lease has run out, and has its delay', sub {
+	poll('a lease has expired, and its delay has begun', sub {
 		ask($old, $dbname,
 			'SELECT count(*) FROM dlock_queue_lease WHERE delayed') eq '1'; });
 	is( ask($old, $dbname, 'SELECT count(*) FROM dlock_queue'),
@@ -121,16 +121,16 @@ foreach my $dbname (sort keys %databases)
 {
 	my $before = $before{$dbname};
 
-	# first, because its lock is released some time after its session ends
+	# This is first: the lock is released some time after its session ends.
 	is( ask($new, $dbname,
 			'SELECT (SELECT count(*) FROM dlock_locks), '
 			  . '(SELECT count(*) FROM dlock_leases)'),
 		'0|0',
 		"$dbname: no lease is there");
 	is(ask($new, $dbname, "SELECT dlock_renew($before->{lease}) IS NULL"),
-		't', "$dbname: nor can the old one be renewed");
+		't', "$dbname: an old lease cannot be renewed");
 	is(ask($new, $dbname, "SELECT dlock_check('held', $before->{fence})"),
-		'f', "$dbname: its fence is nobody's");
+		'f', "$dbname: an old fence is not valid");
 	fails_with(
 		$new, $dbname, "$path; SELECT dlock_guard('held', $before->{fence})",
 		qr/ERROR:  55L01:/, "$dbname: and guards nothing");
@@ -144,7 +144,7 @@ foreach my $dbname (sort keys %databases)
 			q[SELECT dlock_try_acquire(n) FROM unnest('{held,own,delayed}'::text[]) AS n]
 		));
 	is(ask($new, $dbname, "SELECT dlock_version_bump('v', 2)"),
-		'3', "$dbname: versions go on");
+		'3', "$dbname: versions continue to grow");
 	fails_with(
 		$new, $dbname, "$path; SET ROLE other; SELECT dlock_acquire('clerk/1')",
 		qr/42501.*"clerk\/"/s,
@@ -167,7 +167,7 @@ $new->restart;
 foreach my $dbname (sort keys %databases)
 {
 	is( ask($new, $dbname, 'SELECT name, granted FROM dlock_locks'),
-		'held|t', "$dbname: after a restart, that lease and no other is there");
+		'held|t', "$dbname: after a restart, only the new lease is there");
 }
 
 my $log = slurp_file($new->logfile);

@@ -1,7 +1,7 @@
 # The owner of dlock's schema can rename the schema, but cannot run code as the
-# owner of dlock's tables: a table that takes the name of one of them during a
-# call is refused.  Code of a table's owner can call dlock again, without
-# effect on the outer call.
+# owner of dlock's tables: a call refuses a table that has got the name of
+# dlock's table during the call.  Code of a table's owner can call dlock again,
+# without effect on the outer call.
 #
 # What would break it: a statement that finds its table by name alone; a plan
 # that is freed while it is executed.
@@ -41,11 +41,11 @@ $app->query(q{
 		FOR EACH ROW EXECUTE FUNCTION evil.act()});
 
 #
-# Without a plan kept by the session, and with one
+# Without a plan kept by the session, and with a kept plan
 #
 foreach my $call ("dlock_version_bump('v', 0)", "dlock_version_bump('v', 1)")
 {
-	# without loaded rows
+	# a session that has loaded no rows
 	is($caller->query('SELECT locks.dlock_version_of(\'none\')'), '0', 'before');
 	my $stopped = stop_behind($caller, 'dlock_check_permanent');
 

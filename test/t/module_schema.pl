@@ -1,6 +1,6 @@
 # The extension can be in a schema that is in no search_path, and can move.
-# All of it works by qualified names.  Leases, locks and queues survive ALTER
-# EXTENSION SET SCHEMA, ALTER SCHEMA RENAME and an update.
+# All functions and views work by qualified names.  Leases, locks and queues
+# survive ALTER EXTENSION SET SCHEMA, ALTER SCHEMA RENAME and an update.
 #
 # What would break it: a name in a function, a view, a trigger or an expression
 # that is looked up in the caller's search_path; a worker or a cached plan that
@@ -76,14 +76,14 @@ sub survives
 	$third->query("SELECT $from.dlock_enqueue('of the lease', 'never')");
 	$waiter->start("SELECT $from.dlock_acquire('of the lease')");
 	until_waits($from, $waiter);
-	# a plan of this is kept
+	# The session keeps a plan of this statement.
 	my $bump = sub {
 		return $app->query(
 			"SELECT $_[0].dlock_version_bump('v', $_[0].dlock_version_of('v'))");
 	};
 	my $version = $bump->($from);
 
-	# its lease may expire at any time
+	# The lease of this ticket may expire at any time.
 	$third->query("SELECT $from.dlock_ttl_enqueue('runs out', '1s')");
 
 	is($admin->query($change), '', $change);
@@ -96,9 +96,9 @@ sub survives
 		't|t|1|t',
 		"$to: all is held");
 	is($bump->($to), $version + 1, "$to: versions go on");
-	is($waiter->answered, '', "$to: who waits still does");
+	is($waiter->answered, '', "$to: the waiter still waits");
 	$app->query("BEGIN; SELECT $to.dlock_guard('of the lease', $fence{lease})");
-	is($app->query('COMMIT'), '', "$to: and can be guarded");
+	is($app->query('COMMIT'), '', "$to: the transaction can be guarded");
 
 	# The worker writes, expires and announces.
 	$app->query("SELECT $to.dlock_ttl_acquire('written', '1h')");
@@ -120,7 +120,7 @@ sub survives
 		"$to: and has it");
 
 	is($third->query("SELECT $to.dlock_release_all()"),
-		'1', "$to: who stood first in the queue goes");
+		'1', "$to: the first ticket in the queue is released");
 	is($app->query("SELECT $to.dlock_lease_close($lease)"),
 		'1', "$to: a lease ends");
 	like($waiter->answer, qr/^\d+$/, "$to: and who waited has the lock");
@@ -135,7 +135,7 @@ survives('dlock',
 	qq{ALTER EXTENSION dlock UPDATE TO "$Dlock::Test::next_version"}, 'dlock');
 
 #
-# Each function.  The admin calls those that others may not.
+# Each function is called.  The admin calls functions that others may not call.
 #
 $app->query($_)
   foreach (
@@ -149,7 +149,7 @@ $app->query($_)
 	q{CREATE TRIGGER counted BEFORE UPDATE ON app.counted
 		FOR EACH ROW EXECUTE FUNCTION dlock.dlock_version_guard()});
 
-# An error is fatal, and so is any other unexpected result.
+# An error or any other unexpected result is fatal.
 sub gives
 {
 	my ($session, @calls) = @_;
@@ -243,7 +243,7 @@ gives(
 	'SELECT dlock.dlock_stats_reset()' => $nothing,
 	'SELECT dlock.dlock_advance_ticket((2^40)::bigint)' => $number,
 	'SELECT dlock.dlock_reset()' => qr/^1$/,
-	# as logical replication would
+	# write a row as logical replication would
 	'SET session_replication_role = replica' => $nothing,
 	"INSERT INTO dlock.dlock_versions VALUES ('y', 1)" => $nothing,
 	"INSERT INTO dlock.dlock_reservations VALUES ('r/', 'app')" => $nothing,
@@ -255,7 +255,7 @@ gives(
 	  qr/^v\|2\nx\|2\ny\|1$/,
 	"SELECT dlock.dlock_unreserve('r/')" => $yes,);
 
-# Views, and all else that can be read
+# Views and tables that can be read
 foreach my $relation (
 	split /\n/,
 	$admin->query(
@@ -297,17 +297,17 @@ is( $admin->query(
 		 WHERE NOT EXISTS (SELECT FROM pg_depend d
 			 WHERE d.classid = o.classid AND d.objid = o.objid AND d.deptype = 'e')}),
 	'',
-	'all of it is the extension\'s');
+	'all objects in the schema belong to the extension');
 
 #
-# Moved
+# The extension is moved
 #
 $admin->query('CREATE SCHEMA elsewhere; GRANT USAGE ON SCHEMA elsewhere TO PUBLIC');
 survives('dlock', 'ALTER EXTENSION dlock SET SCHEMA elsewhere', 'elsewhere');
-is($admin->query('DROP SCHEMA dlock'), '', 'the old schema can go');
+is($admin->query('DROP SCHEMA dlock'), '', 'the old schema can be dropped');
 survives('elsewhere', 'ALTER SCHEMA elsewhere RENAME TO "D lock"', '"D lock"');
 
-# Triggers of tables moved, too, also with a session's plans of them.
+# Triggers of tables have moved, too, even if a session has plans of them.
 $app->query("SELECT \"D lock\".dlock_acquire('c')");
 $app->query('BEGIN; SELECT "D lock".dlock_guard(\'c\', "D lock".dlock_fence(\'c\')); '
 	  . 'UPDATE app.guarded SET id = 2');
@@ -315,7 +315,7 @@ is($app->query('COMMIT'), '', 'a trigger works as before');
 like($app->query('UPDATE app.guarded SET id = 3'),
 	qr/without a guard of lock "c"/, 'and refuses');
 
-# And all rows written under these names are loaded.
+# All rows that were written under these names are loaded.
 $lease = $app->query("SELECT \"D lock\".dlock_lease_open('1h')");
 my $fence =
   $app->query("SELECT \"D lock\".dlock_lease_acquire('stays', $lease)");
@@ -331,6 +331,6 @@ is( $node->safe_psql(
 unlike(
 	slurp_file($node->logfile),
 	qr/\] (ERROR|WARNING|PANIC):/,
-	'the log has no error of the worker\'s');
+	'the log has no error of the worker');
 $node->stop;
 done_testing();

@@ -1,6 +1,6 @@
 # ALTER EXTENSION dlock UPDATE to a fictitious next version, with holders and
-# waiters in each scope.  Sessions do not notice; privileges stay, and are
-# dumped.
+# waiters in each scope.  Sessions do not notice the update.  Privileges stay,
+# and are dumped.
 #
 # What would break it: a space that changes with the update; memory or a waiter
 # that is lost with the catalog's old rows.
@@ -47,7 +47,7 @@ is( $admin->query(
 		"SELECT extversion, dlock_made_up() = dlock_version() FROM pg_extension "
 		  . "WHERE extname = 'dlock'"),
 	"$next|t",
-	'it is the next version');
+	'the extension has the next version');
 
 is($client->query('SELECT * FROM renewed'), '1', 'a view that renews');
 is( $client->query(
@@ -56,12 +56,12 @@ is( $client->query(
 		  . "dlock_fence('of the transaction') = $of_xact, "
 		  . "dlock_renew($lease)"),
 	't|t|t|1',
-	'all is held');
+	'all locks are held');
 is($client->query("SELECT dlock_release('of the session')"),
-	't', 'and can be released');
+	't', 'the locks can be released');
 is($other->answered, '', 'a waiter still waits for the transaction');
 $client->query('COMMIT');
-like($other->answer, qr/^\{\d+,\d+\}$/, 'and is served');
+like($other->answer, qr/^\{\d+,\d+\}$/, 'the waiter gets its locks');
 is($third->query("SELECT dlock_wait($queued, '0')"), 'f', 'queued');
 is($client->query("SELECT dlock_lease_close($lease)"), '1', 'a lease ends');
 is($third->query("SELECT dlock_wait($queued)"), 't', 'and the next one has it');
@@ -69,7 +69,7 @@ is($third->query("SELECT dlock_release_ticket($queued)"), 't', 'released');
 is($admin->query("SELECT dlock_version_bump('v', 1)"), '2', 'versions go on');
 
 #
-# Grants stay, here and in a dump that is restored.
+# Privileges stay, also in a dump that is restored.
 #
 my $granted = q{
 	SELECT string_agg(p.oid::regproc::text, ' ' ORDER BY 1)
@@ -88,7 +88,7 @@ $node->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
 $node->command_ok(
 	[ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump, 'restored' ],
 	'restored');
-is($node->safe_psql('restored', $granted), $expected, 'and are dumped');
+is($node->safe_psql('restored', $granted), $expected, 'privileges are dumped');
 
 $_->quit foreach $client, $other, $third, $admin;
 $node->stop;

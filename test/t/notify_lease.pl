@@ -1,15 +1,15 @@
-# Changes of leases' enqueued tickets are announced: a grant once it is durable
-# at the requested level, an expiry, a forced release.  They come on the
-# channel of the latest request, after its transaction has committed, and even
-# if NOTIFY or the worker is blocked for some time.  They block no lock, no
-# journal and no expiry; and a client that calls dlock_wait() after a crash
+# Changes of leases' enqueued tickets are announced: a grant when it is durable
+# at the requested level, an expiry, a forced release.  Announcements arrive on
+# the channel of the latest request, after its transaction has committed, and
+# even if NOTIFY or the worker is blocked for some time.  They block no lock,
+# no journal and no expiry.  A client that calls dlock_wait() after a crash
 # misses nothing.
 #
 # What would break it: an announcement of a grant that a crash can still undo;
-# one before the LISTEN that it is for, or after a rollback; a ticket that ends
-# before its announcement is sent, and takes it along; a grant that only one
-# worker's memory has; a notification that the journal waits for; a channel
-# that is forgotten in a restart.
+# an announcement before its LISTEN, or after a rollback; a ticket that ends
+# before its announcement is sent, so that the announcement is lost; a grant
+# that only one worker's memory has; a notification that the journal waits for;
+# a channel that is forgotten in a restart.
 #
 # To show that nothing was announced, the test waits for a later announcement.
 
@@ -46,7 +46,7 @@ sub open_lease
 	return $session->query("SELECT dlock_lease_open('1h')");
 }
 
-# enqueue($session, $name, $lease, $more): $lease may be a ttl
+# enqueue($session, $name, $lease, $more), in which $lease can be a ttl
 sub enqueue
 {
 	my ($session, $name, $lease, $more) = @_;
@@ -59,7 +59,7 @@ sub enqueue
 	return $ticket;
 }
 
-# Nothing has come, and nothing is on its way.
+# No announcement has arrived, and none is on its way.
 my $last = 0;
 
 sub not_told
@@ -115,7 +115,7 @@ sub waits_for_journal
 }
 
 #
-# The commit of the transaction that made an announcement arms it, and no other
+# Only the commit of the transaction that made an announcement sends it
 #
 {
 	my ($one, $other) = (session($node), session($node));
@@ -124,17 +124,17 @@ sub waits_for_journal
 	$_->query('BEGIN') foreach $one, $other;
 	$ticket = enqueue($one, 'same', '1h', ", owner => 'a'");
 	is(enqueue($other, 'same', '1h', ", owner => 'a'"),
-		$ticket, 'two transactions ask the same');
+		$ticket, 'two transactions make the same request');
 	$one->query('COMMIT');
 	not_told($listener, 'the first has committed', 'shared');
 	$other->query('COMMIT');
-	told($other, 'the second is told', announcement('granted', 'same', $ticket));
-	not_told($one, 'and the first is not');
+	told($other, 'the second session is told', announcement('granted', 'same', $ticket));
+	not_told($one, 'the first session gets none');
 	release($ticket);
 
 	$one->query('BEGIN');
 	$ticket = enqueue($one, 'asked for', '1h');
-	is(ask($other, $ticket), 't', 'somebody else asks for the ticket');
+	is(ask($other, $ticket), 't', 'another session asks for the ticket');
 	not_told($listener, 'before the commit', 'shared');
 	$one->query('COMMIT');
 	told($one, 'with the commit', announcement('granted', 'asked for', $ticket));
@@ -159,8 +159,8 @@ sub waits_for_journal
 }
 
 #
-# Granted, expired, released: on the session's own channel, without a LISTEN by
-# the client, and on a given one
+# Grants, expiries and releases are announced on the session's own channel,
+# without a LISTEN by the client, and on a given channel
 #
 foreach my $channel (undef, 'shared')
 {
@@ -184,13 +184,13 @@ foreach my $channel (undef, 'shared')
 		$held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
 		$ticket = enqueue($waiter, 'lock', $lease, $more);
 		not_told($listener, "$what: a lock that is held", $channel);
-		is(ask($waiter, $ticket), 'f', "$what: nor is it granted");
+		is(ask($waiter, $ticket), 'f', "$what: it is not granted");
 		release($held);
 		told($listener, "$what: a lock that was held",
 			announcement('granted', 'lock', $ticket));
 		is(ask($waiter, $ticket), 't', "$what: confirmed");
 
-		# by force, also one that waits
+		# release by force, also a waiting ticket
 		$held = $ticket;
 		$ticket =
 		  enqueue($waiter, 'lock', $lease, ($more || ', NULL') . ", owner => 'b'");
@@ -204,7 +204,7 @@ foreach my $channel (undef, 'shared')
 			announcement('released', 'lock', $held));
 		like(ask($waiter, $held), qr/55L01/, "$what: confirmed");
 
-		# a session that releases is not told
+		# A session gets no announcement of its own release.
 		$ticket = enqueue($waiter, 'lock', $lease, $more);
 		told($listener, "$what: granted again",
 			announcement('granted', 'lock', $ticket));
@@ -213,7 +213,7 @@ foreach my $channel (undef, 'shared')
 		not_told($listener, "$what: given back", $channel);
 	}
 
-	# An expiry.  The ttl of these begins at the end of a session.
+	# An expiry.  The ttls of these leases begin at the end of a session.
 	my $keeper = session($node);
 	my $next;
 
@@ -237,7 +237,7 @@ foreach my $channel (undef, 'shared')
 	$admin->query("SELECT dlock_release('another')");
 	release($next);
 
-	# a single lease, which may be over when "granted" is sent
+	# The ttl of a single lease may be over when "granted" is sent.
 	$ticket = enqueue($waiter, 'lock', '1s', $more);
 	my @told;
 	poll('expired',
@@ -255,7 +255,7 @@ foreach my $channel (undef, 'shared')
 }
 
 #
-# The name is JSON.
+# The name is encoded as JSON.
 #
 {
 	my $name = qq(a"\\b'c \x{e9}\x{1f512}\n);
@@ -275,7 +275,7 @@ foreach my $channel (undef, 'shared')
 }
 
 #
-# Not before the commit, and not after a rollback until the next call
+# No announcement comes before the commit, or after a rollback before a call
 #
 foreach my $state ('free', 'held')
 {
@@ -299,7 +299,7 @@ foreach my $state ('free', 'held')
 	$waiter->query('BEGIN');
 	$ticket = enqueue($waiter, 'lock', $lease, ", 'shared'");
 	$is_granted->();
-	is($waiter->query("SELECT dlock_wait($ticket)"), 't', "$state: durably");
+	is($waiter->query("SELECT dlock_wait($ticket)"), 't', "$state: granted");
 	not_told($listener, "$state: not before the commit", 'shared');
 	$waiter->query('COMMIT');
 	told($listener, "$state: after the commit",
@@ -319,12 +319,12 @@ foreach my $state ('free', 'held')
 	$waiter->query("BEGIN; SAVEPOINT s; SELECT dlock_wait($ticket, '0'); "
 		  . 'ROLLBACK TO s; COMMIT');
 	not_told($listener, "$state: nor after one to a savepoint", 'shared');
-	is(ask($admin, $ticket), 't', "$state: asked, by anybody");
+	is(ask($admin, $ticket), 't', "$state: any session can ask");
 	told($listener, "$state: announced after that",
 		announcement('granted', 'lock', $ticket));
 	release($ticket);
 
-	# the session's own channel, which it does not hear before the commit
+	# On the session's own channel, nothing arrives before the commit.
 	$hold->();
 	$waiter->query('BEGIN');
 	$ticket = enqueue($waiter, 'lock', $lease);
@@ -396,21 +396,21 @@ foreach my $channel (undef, 'shared')
 		announcement('granted', 'lock', $ticket));
 	release($ticket);
 
-	# without another call; the session can ask
+	# Without another call, the session is not told, but can ask.
 	$held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
 	$ticket = enqueue($waiter, 'lock', '1h');
 	$waiter->query('UNLISTEN *');
 	release($held);
 	is($admin->query("SELECT dlock_wait($ticket)"), 't', 'UNLISTEN: granted');
 	not_told($listener, 'UNLISTEN: the worker has nothing left', 'shared');
-	is(ask($waiter, $ticket), 't', 'UNLISTEN: who asks knows');
-	not_told($waiter, 'UNLISTEN: and is not told');
+	is(ask($waiter, $ticket), 't', 'UNLISTEN: a session that asks gets the answer');
+	not_told($waiter, 'UNLISTEN: nothing is announced');
 	release($ticket);
 	$waiter->quit;
 }
 
 #
-# Repeating the request in another session moves the channel.
+# A repeated request in another session changes the channel.
 #
 {
 	my @sessions = map { session($node) } 0 .. 2;
@@ -424,45 +424,45 @@ foreach my $channel (undef, 'shared')
 		$sessions[1],
 		"SELECT channel = dlock_channel() FROM dlock_queue WHERE ticket = $ticket",
 		't',
-		'the channel in the table');
+		'the table has the channel');
 	is( $sessions[1]->query(
 			"SELECT channel = dlock_channel() FROM dlock_locks WHERE ticket = $ticket"
 		),
 		't',
-		'and in the view');
+		'the view has the channel');
 	release($held);
-	told($sessions[1], 'announced to who asked last',
+	told($sessions[1], 'announced to the last requester',
 		announcement('granted', 'lock', $ticket));
 
-	# also if it is granted already
+	# The channel also changes if the ticket is granted already.
 	is(enqueue($sessions[2], 'lock', $lease), $ticket, 'once more');
-	told($sessions[2], 'granted already: announced there',
+	told($sessions[2], 'granted already: announced to the last requester',
 		announcement('granted', 'lock', $ticket));
-	not_told($sessions[1], 'and not where it was before');
+	not_told($sessions[1], 'not announced on the old channel');
 	is(enqueue($admin, 'lock', $lease, ", 'shared'"), $ticket, 'a given one');
-	told($listener, 'announced on it',
+	told($listener, 'announced on the given channel',
 		announcement('granted', 'lock', $ticket));
 	$admin->query("SELECT dlock_force_release($ticket)");
-	told($listener, 'and so is what comes later',
+	told($listener, 'later events are announced there, too',
 		announcement('released', 'lock', $ticket));
-	not_told($sessions[2], 'and not where it was before');
+	not_told($sessions[2], 'not announced on the old channel');
 
-	# with a ttl, and an owner that identifies the caller
+	# The same with a ttl, and an owner that identifies the caller
 	$held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
 	$ticket = enqueue($sessions[1], 'lock', '1h', ", owner => 'me'");
 	is(enqueue($sessions[2], 'lock', '1h', ", owner => 'me'"),
 		$ticket, 'ttl: the same ticket');
 	release($held);
-	told($sessions[2], 'ttl: announced to who asked last',
+	told($sessions[2], 'ttl: announced to the last requester',
 		announcement('granted', 'lock', $ticket));
-	not_told($sessions[1], 'ttl: and not to the one before');
+	not_told($sessions[1], 'ttl: not announced to the first requester');
 	release($ticket);
 	$admin->query("SELECT dlock_lease_close($lease)");
 	$_->quit foreach @sessions[ 1, 2 ];
 }
 
 #
-# Nothing before the grant is written: the worker is stopped.
+# While the worker is stopped, no grant is written or announced.
 #
 {
 	my $waiter = session($node);
@@ -484,26 +484,26 @@ foreach my $channel (undef, 'shared')
 	waits_for_journal($waiter);
 	ok(!$asker->answered, 'worker stopped: not confirmed');
 
-	# tickets of failed calls are gone, and never announced
+	# Tickets of failed calls are gone, and never announced.
 	$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
 	like($waiter->answer, qr/57014/, 'worker stopped: canceled');
 	is( $admin->query("SELECT count(*) FROM dlock_locks WHERE name = 'another'"),
 		'0',
 		'worker stopped: nothing is enqueued then');
-	is(scalar($listener->announcements(0)), 0, 'worker stopped: none told');
+	is(scalar($listener->announcements(0)), 0, 'worker stopped: nothing is announced');
 	thaw($pid);
 	is($asker->answer, 't', 'worker goes on: confirmed');
 	told($listener, 'worker goes on: announced',
 		announcement('granted', 'lock', $ticket));
 	release($ticket);
-	not_told($listener, 'and no more', 'shared');
+	not_told($listener, 'nothing else is announced', 'shared');
 	$_->quit foreach $waiter, $asker;
 }
 
 #
-# Nothing before the grant is durable at the requested level.  The named
-# standby does not exist.  A session that does not wait for standbys is told at
-# once.  The same holds for a later worker.
+# A grant is not announced before it is durable at the requested level.  The
+# named standby does not exist.  A session that does not wait for standbys is
+# told at once.  The same holds for a later worker.
 #
 foreach my $when ('grant written', 'worker terminated')
 {
@@ -526,7 +526,7 @@ foreach my $when ('grant written', 'worker terminated')
 		}
 	}
 	commits_hang($node, 1);
-	# one that has read the setting
+	# a worker that has read the setting
 	terminate_worker();
 	worker($admin);
 
@@ -562,10 +562,10 @@ foreach my $when ('grant written', 'worker terminated')
 }
 
 #
-# A session holds the lock of NOTIFY: a transaction that notifies and writes
-# holds it during its commit, and here that commit waits for a standby.  Or the
-# queue is full: a session listens, and stays in a transaction.  Then nothing
-# can be announced, and all else goes on.
+# Nothing can be announced, and all else goes on.  Either a session holds
+# NOTIFY's lock: a transaction that notifies and writes holds the lock during
+# its commit, which waits for a standby here.  Or NOTIFY's queue is full,
+# because a session listens and stays in a transaction.
 #
 my %nuisances = (
 	'lock of NOTIFY' => sub {
@@ -588,9 +588,10 @@ my %nuisances = (
 
 		$application->query('LISTEN application');
 		$application->query('BEGIN; SELECT 1');
-		# On the channel of the session that does not read: if no session there
-		# listens to it, some versions leave nothing to be read.  And in many
-		# transactions, because commits signal listeners to read.
+		# Notify on the channel of the session that does not read: some
+		# versions queue nothing for a channel without listeners in the
+		# database.  Use many transactions, because commits signal listeners to
+		# read.
 		like(
 			$admin->query(
 				q{DO $$
@@ -625,7 +626,7 @@ sub nuisance
 
 	my $end = $nuisances{$what}->($application);
 
-	# the journal
+	# The journal goes on.
 	$tickets{free} = enqueue($waiter, 'free', '1h', ", 'shared'");
 	poll('cannot be announced',
 		sub {
@@ -644,7 +645,7 @@ sub nuisance
 	is_now($admin, 'SELECT count(*) FROM dlock_queue WHERE granted',
 		'6', "$what: the journal goes on");
 
-	# the expiry and the hand-over
+	# Expiry and hand-over go on.
 	$waiter->start("SELECT dlock_ttl_acquire('expiring', '1h')");
 	$admin->until_waits($waiter);
 	$keeper->quit;
@@ -658,7 +659,7 @@ sub nuisance
 	is(scalar($listener->announcements(0)), 0, "$what: nothing is announced");
 	is(worker($admin), $pid, "$what: the worker lives on");
 
-	# a worker that exits loses nothing
+	# A worker that exits loses nothing.
 	terminate_worker();
 	is($waiter->query("SELECT dlock_ttl_acquire('by the next', '1h') > 0"),
 		't', "$what: another worker goes on");
@@ -724,7 +725,7 @@ SKIP:
 	$node->append_conf('postgresql.auto.conf', "synchronous_standby_names = ''");
 	start_again($node);
 
-	# before any call of another session
+	# This is the first call after the crash.
 	$listener = session($node);
 	$listener->query('LISTEN shared');
 	is(ask($listener, $untold), 't', 'crash: granted, and never announced');
@@ -733,10 +734,10 @@ SKIP:
 	is($listener->query("SELECT dlock_check('lock', $held)"),
 		't', 'crash: still held');
 
-	# Its holder was a session.  The grant may have been written before the
-	# crash, and is not announced again then.
+	# This lock's holder was a session.  If the grant was written before the
+	# crash, it is not announced again.
 	is($listener->query("SELECT dlock_wait($freed)"),
-		't', 'crash: granted by it');
+		't', 'crash: granted by the crash');
 
 	$admin = session($node);
 	release($held);
@@ -746,13 +747,13 @@ SKIP:
 	is(ask($listener, $given), 't', 'crash: confirmed');
 	is($admin->query("SELECT dlock_lease_close($lease)"),
 		'1', 'crash: the lease is there, too');
-	told($listener, 'crash: announced without having been asked about',
+	told($listener, 'crash: announced without a call',
 		announcement('granted', 'unasked', $unasked));
 
-	# A channel of an ended session has no listener, but dlock_wait() tells.
+	# An ended session's channel has no listener, but dlock_wait() answers.
 	release($given);
 	is($listener->query("SELECT dlock_wait($own)"),
-		't', 'crash: own channel: who asks knows');
+		't', 'crash: own channel: dlock_wait() answers');
 	not_told($listener, 'crash: nothing else', 'shared');
 	$listener->quit;
 }

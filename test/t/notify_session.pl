@@ -2,9 +2,9 @@
 # was requested, after the enqueuing transaction has committed, and even if
 # NOTIFY or the worker is blocked for some time.  That blocks no lock.
 #
-# What would break it: an announcement before the LISTEN that it is for, or of
-# a transaction that was rolled back; one that is forgotten if it could not be
-# sent, or if no process was there to send it; a worker that waits for others,
+# What would break it: an announcement before its LISTEN, or of a transaction
+# that was rolled back; an announcement that is forgotten if it could not be
+# sent, or if no process could send it; a worker that waits for other sessions,
 # or that does not exit.
 #
 # To show that nothing was announced, the test waits for a later announcement.
@@ -22,7 +22,7 @@ use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# streaming, so that a standby can be waited for
+# Streaming is allowed, so that a commit can wait for a standby.
 my $node = new_server(
 	'main',
 	allows_streaming => 1,
@@ -34,8 +34,8 @@ my $admin = session($node);
 
 $node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
 
-# Nothing has come, and nothing is on its way: the sender announces a ticket
-# that the test enqueues, on the channel of the listener.
+# No announcement has arrived, and none is on its way: the sender announces a
+# ticket that the test enqueues, on the channel of the listener.
 my $last = 0;
 
 sub not_told
@@ -65,7 +65,7 @@ sub worker_gone
 }
 
 #
-# On the session's own channel, without a LISTEN by the client
+# Announcements on the session's own channel, without a LISTEN by the client
 #
 {
 	my $holder = session($node);
@@ -87,7 +87,7 @@ sub worker_gone
 	told($waiter, 'a lock that was held',
 		announcement('granted', 'lock', $ticket));
 
-	# again, after it was announced; and announced each time
+	# A ticket that is enqueued again is announced again, each time.
 	is(enqueue($waiter, 'lock'), $ticket, 'enqueued again');
 	told($waiter, 'enqueued again: announced again',
 		announcement('granted', 'lock', $ticket));
@@ -95,15 +95,15 @@ sub worker_gone
 	not_told($waiter, $waiter, 'dlock_wait() brings none');
 	$waiter->query('SELECT dlock_release_all()');
 
-	# tickets acquired otherwise, or ended before the grant
+	# Acquired tickets, or tickets that end before the grant: no announcement.
 	$waiter->query("SELECT dlock_acquire('lock')");
 	not_told($waiter, $waiter, 'not enqueued, not announced');
 	$ticket = enqueue($holder, 'lock');
 	$holder->query("SELECT dlock_release_ticket($ticket)");
 	$waiter->query("SELECT dlock_release('lock')");
-	not_told($holder, $holder, 'a ticket that was given back');
+	not_told($holder, $holder, 'a ticket that was released');
 
-	# UNLISTEN is obeyed until the next call
+	# UNLISTEN is obeyed until the next call.
 	$waiter->query('UNLISTEN *');
 	$ticket = enqueue($waiter, 'lock');
 	told($waiter, 'after UNLISTEN: dlock_enqueue() listens',
@@ -125,21 +125,21 @@ sub worker_gone
 		announcement('granted', 'lock', $ticket));
 	$waiter->query('SELECT dlock_release_all()');
 
-	# Each session is told of its own.
+	# Each session is told of its own tickets.
 	$holder->query("SELECT dlock_acquire('lock')");
 	my @sessions = map { session($node) } 0 .. 3;
 	my @tickets = map { enqueue($_, 'lock', ', shared => true') } @sessions;
 	$holder->query("SELECT dlock_release('lock')");
-	told($sessions[$_], 'a session is told of its own',
+	told($sessions[$_], 'a session is told of its own ticket',
 		announcement('granted', 'lock', $tickets[$_]))
 	  foreach 0 .. 3;
-	not_told($_, $_, 'and of no other') foreach @sessions;
+	not_told($_, $_, 'a session is told of no other ticket') foreach @sessions;
 	$_->quit foreach @sessions, $holder, $waiter;
 	worker_gone('no ticket is left');
 }
 
 #
-# On a channel that another session listens on
+# Announcements on a channel that another session listens on
 #
 {
 	my $listener = session($node);
@@ -160,7 +160,7 @@ sub worker_gone
 	is(join(' ', keys %{ { map { $_ => 1 } @tickets } }),
 		$tickets[0], 'one ticket all the time');
 	is($waiter->query('SELECT count(*) FROM pg_listening_channels()'),
-		'0', 'who enqueues does not listen there');
+		'0', 'the enqueuing session does not listen on it');
 	$listener->query('UNLISTEN *; LISTEN shared');
 
 	# more than one batch
@@ -178,7 +178,7 @@ sub worker_gone
 	not_told($listener, $admin, 'once each', 'shared');
 
 	#
-	# Not before the commit, and not after a rollback until the next call
+	# Nothing is announced before the commit, or after a rollback before a call
 	#
 	$waiter = session($node);
 	foreach my $state ('free', 'held')
@@ -202,7 +202,7 @@ sub worker_gone
 		$is_granted->();
 		not_told($listener, $admin, "$state: not before the commit", 'shared');
 		is($waiter->query("SELECT dlock_wait($ticket, '0')"),
-			't', "$state: though it can be asked about");
+			't', "$state: dlock_wait() knows it already");
 		not_told($listener, $admin, "$state: nor then", 'shared');
 		$waiter->query('COMMIT');
 		told($listener, "$state: after the commit",
@@ -223,7 +223,7 @@ sub worker_gone
 			"$state: failed");
 		not_told($listener, $admin, "$state: nor after another", 'shared');
 		is($waiter->query("SELECT dlock_wait($ticket, '0')"),
-			't', "$state: it is there even so");
+			't', "$state: the ticket still exists");
 		told($listener, "$state: after the next call",
 			announcement('granted', 'lock', $ticket));
 		$waiter->query('SELECT dlock_release_all()');
@@ -276,8 +276,8 @@ sub worker_gone
 		$holder->quit;
 	}
 
-	# The same on the session's own channel, where it cannot be told within its
-	# transaction: a message sent earlier would be lost.
+	# The same on the session's own channel, on which a session hears nothing
+	# during its transaction: an earlier message would be lost.
 	foreach my $own (session($node), $waiter)
 	{
 		my $ticket;
@@ -314,7 +314,7 @@ sub worker_gone
 }
 
 #
-# The name is any text, and the payload is JSON in ASCII whatever the encoding.
+# The name is any text.  The payload is JSON in ASCII in every encoding.
 #
 {
 	my %names = (
@@ -334,7 +334,7 @@ sub worker_gone
 		UTF8 => 'utf8',
 		LATIN1 => 'ISO-8859-1',
 		LATIN9 => 'ISO-8859-15',
-		# if the encoding is unknown, bytes are shown as they are
+		# If the encoding is unknown, bytes are shown unchanged.
 		SQL_ASCII => 'ISO-8859-1');
 	my %exact = (
 		'quote' => q("a\\"b'c"),
@@ -389,7 +389,7 @@ sub worker_gone
 		$session->quit;
 	}
 
-	# Each of these databases had a worker, and can be dropped.
+	# Each of these databases had a worker, but can be dropped.
 	$node->safe_psql('postgres', 'DROP DATABASE ' . lc) foreach keys %perl;
 }
 
@@ -408,12 +408,12 @@ sub worker_gone
 	told($holder, 'a holder is told of its forced release',
 		announcement('wanted', 'lock', $held),
 		announcement('released', 'lock', $held));
-	told($waiter, 'and the next one of his grant',
+	told($waiter, 'the next ticket\'s session is told of its grant',
 		announcement('granted', 'lock', $ticket));
 	like($holder->query("SELECT dlock_wait($held, '0')"),
-		qr/55L01/, 'asking confirms it');
+		qr/55L01/, 'dlock_wait() confirms the forced release');
 	like($holder->query("SELECT dlock_release_ticket($held)"),
-		qr/55L01.*^f$/ms, 'and so does the release');
+		qr/55L01.*^f$/ms, 'dlock_release_ticket() confirms it, too');
 
 	$held = enqueue($holder, 'lock');
 	$admin->query("SELECT dlock_force_release($held)");
@@ -422,7 +422,7 @@ sub worker_gone
 	$holder->query("SELECT dlock_release_ticket($held)");
 	$admin->query("SELECT dlock_release('lock')");
 
-	# both in one transaction
+	# Both events in one transaction
 	$holder->query('BEGIN');
 	$held = enqueue($holder, 'another');
 	$admin->query("SELECT dlock_force_release($held)");
@@ -435,11 +435,11 @@ sub worker_gone
 }
 
 #
-# The lock of NOTIFY
+# NOTIFY's lock
 #
-# A transaction that notifies and writes holds it during its commit, and here
-# that commit waits for a standby that does not exist.  Until it ends, nothing
-# is announced, but all else continues.
+# A transaction that notifies and writes holds NOTIFY's lock during its commit,
+# which here waits for a standby that does not exist.  Until the commit ends,
+# nothing is announced, but all else continues.
 #
 sub hold_up_notify
 {
@@ -447,11 +447,11 @@ sub hold_up_notify
 	my $held_up = "SELECT count(*) FROM pg_stat_activity "
 	  . "WHERE pid = $application->{pid} AND wait_event = 'SyncRep'";
 
-	# neither of these two writes WAL, so they do not wait themselves
+	# These two statements write no WAL, so they do not wait for the standby.
 	$admin->query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
 	$admin->query('SELECT pg_reload_conf()');
 
-	# the setting takes effect some time later
+	# The setting takes effect some time later.
 	poll(
 		'a commit waits for the standby',
 		sub {
@@ -468,7 +468,7 @@ sub hold_up_notify
 	return;
 }
 
-# The commit stops waiting, with a warning, and is done.
+# The commit stops waiting, with a warning, and is complete.
 sub let_go_of_notify
 {
 	my ($application) = @_;
@@ -510,7 +510,7 @@ sub reset_standby
 	is( $holder->query("SELECT dlock_try_acquire('lock') IS NOT NULL"),
 		't',
 		'NOTIFY is held up: released and acquired');
-	# requested while the sender waits for the lock
+	# Enqueue tickets while the sender waits for the lock.
 	foreach my $round (1 .. 3)
 	{
 		push @tickets, enqueue($waiter, "round $round");
@@ -531,14 +531,14 @@ sub reset_standby
 					1 .. 150),
 				(map { announcement('granted', "round $_", $tickets[ 149 + $_ ]) }
 					1 .. 3))),
-		'then all is announced that has not been released');
+		'then all tickets are announced that are not released');
 	not_told($waiter, $waiter, 'once each');
 	$_->quit foreach $application, $holder, $waiter;
 	worker_gone('the lock of NOTIFY');
 }
 
-# Enqueued again, on another channel, while the sender is about to announce it
-# on the first one: the second announcement must not go with the first.
+# A ticket is enqueued again for another channel while the sender is about to
+# announce it on the first.  The second announcement must not be lost.
 {
 	my $application = session($node);
 	my $waiter = session($node);
@@ -557,7 +557,7 @@ sub reset_standby
 }
 
 #
-# Announcements need no standby: they are about memory.
+# Announcements need no standby, because they are about memory.
 #
 {
 	my $application = session($node);
@@ -569,7 +569,7 @@ sub reset_standby
 	like(let_go_of_notify($application),
 		qr/WARNING/, 'the application does not wait any more');
 
-	# the standby is still missing
+	# The standby is still missing.
 	$waiter->query("SELECT dlock_release('lock')");
 	$ticket = enqueue($waiter, 'lock');
 	told($waiter, 'announced while a standby is missing',
@@ -580,7 +580,7 @@ sub reset_standby
 }
 
 #
-# The worker and the sender are killed, with something to announce.
+# The worker or the sender is killed, with something to announce.
 #
 foreach my $type ('sender', 'worker')
 {
@@ -612,7 +612,7 @@ foreach my $type ('sender', 'worker')
 }
 
 #
-# Both at once.
+# Both are killed at once.
 #
 {
 	my $application = session($node);
@@ -635,19 +635,19 @@ foreach my $type ('sender', 'worker')
 	let_go_of_notify($application);
 	reset_standby();
 
-	# Any call starts it, also an unrelated one.
+	# Any call starts a worker, even an unrelated call.
 	$admin->query("SELECT dlock_is_held('something else')");
-	told($waiter, 'worker terminated: announced by the next',
+	told($waiter, 'worker terminated: announced by the next worker',
 		announcement('granted', 'lock', $ticket));
 	cmp_ok($admin->query("SELECT pid $worker"),
-		'!=', $pid, 'which is another one');
+		'!=', $pid, 'worker terminated: the worker has changed');
 
-	# without anything to announce: nothing is lost
+	# Without anything to announce, nothing is lost.
 	$pid = $admin->query("SELECT pid $worker");
 	$admin->query("SELECT pg_terminate_backend($pid)");
 	backends_gone($pid);
 	$ticket = enqueue($waiter, 'again');
-	told($waiter, 'worker terminated: a new one is there when it is needed',
+	told($waiter, 'worker terminated: a new worker starts when needed',
 		announcement('granted', 'again', $ticket));
 
 	# A crash ends all locks and announcements.
@@ -662,7 +662,7 @@ foreach my $type ('sender', 'worker')
 	is($admin->query("SELECT count(*) $worker"), '0',
 		'worker killed: there is none');
 	$ticket = enqueue($waiter, 'lock');
-	told($waiter, 'worker killed: another one announces',
+	told($waiter, 'worker killed: another worker announces',
 		announcement('granted', 'lock', $ticket));
 	not_told($waiter, $waiter, 'worker killed: nothing old comes');
 	$waiter->quit;
@@ -670,7 +670,7 @@ foreach my $type ('sender', 'worker')
 }
 
 #
-# It exits when no ticket is left that it could announce.
+# The worker exits when no ticket is left that it could announce.
 #
 {
 	my @sessions = map { session($node) } 0, 1;
@@ -694,7 +694,7 @@ foreach my $type ('sender', 'worker')
 	worker_gone('failed calls');
 	$admin->query("SELECT dlock_release('slots')");
 
-	# one that ends as another one comes
+	# a ticket that ends as another is enqueued
 	foreach my $round (1 .. 5)
 	{
 		my $ticket = enqueue($sessions[0], "round $round");
@@ -708,7 +708,7 @@ foreach my $type ('sender', 'worker')
 }
 
 #
-# Two databases have two workers, and neither can see the other's.
+# Two databases have two workers, and neither announces the other's tickets.
 #
 {
 	my @databases = ('one', 'two');
@@ -725,17 +725,16 @@ foreach my $type ('sender', 'worker')
 	is( $admin->query("SELECT string_agg(datname, ' ' ORDER BY datname) $worker"),
 		'one two',
 		'two databases, two workers');
-	not_told($_, $_, 'each for its own', 'shared') foreach @sessions;
+	not_told($_, $_, 'each worker announces only its own tickets', 'shared') foreach @sessions;
 
-	# A connected session would keep the database from being dropped; the
-	# worker does not.
+	# A connected session would block DROP DATABASE, but the worker does not.
 	$sessions[0]->quit;
 	$node->safe_psql('postgres', 'DROP DATABASE one');
 	$tickets[1] = enqueue($sessions[1], 'another', ", 'shared'");
-	told($sessions[1], 'the other one goes on',
+	told($sessions[1], 'the other worker goes on',
 		announcement('granted', 'another', $tickets[1]));
 
-	# DROP EXTENSION with tickets: those of the old installation are still
+	# After DROP EXTENSION, tickets of the old installation are still
 	# announced, by a worker of their own.
 	my $old = session($node, 'two');
 	$old->query('LISTEN shared');

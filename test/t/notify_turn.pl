@@ -1,12 +1,12 @@
 # Announcements are sent in turn: only sessions that requested NOTIFY's lock
 # earlier come before them.
 #
-# What would break it: a sender that leaves the queue of NOTIFY and joins it
-# again later; one that sends only what there was when it began to wait; a
-# sender that is gone, with no replacement.
+# What would break it: a sender that leaves the queue for NOTIFY's lock and
+# joins it again later; a sender that sends only the announcements from before
+# its wait; a sender that has exited and is not replaced.
 #
-# A transaction whose commit waits for a standby that does not exist holds the
-# lock of NOTIFY.
+# A transaction that notifies holds NOTIFY's lock while its commit waits for a
+# standby that does not exist.
 
 use strict;
 use warnings FATAL => 'all';
@@ -30,7 +30,7 @@ my $sender = "FROM pg_stat_activity WHERE backend_type = 'dlock sender'";
 my @applications = map { session($node) } 0, 1;
 my (%tickets, $pid);
 
-# A transaction that notifies, and holds the lock during its commit
+# Start a transaction that notifies, and holds the lock during its commit.
 sub start_notifying
 {
 	my ($application) = @_;
@@ -71,36 +71,36 @@ waits_in_queue($applications[1]{pid});
 enqueue('second');
 enqueue('lease', "SELECT dlock_ttl_enqueue('lease', '1h')");
 $admin->wait_for(q{SELECT granted FROM dlock_queue WHERE name = 'lease'});
-# the worker has posted that
+# The worker has posted the announcement by now.
 $admin->wait_for(q{SELECT state = 'idle' FROM pg_stat_activity
 	WHERE backend_type = 'dlock worker'});
-is(scalar($waiter->announcements(0)), 0, 'nothing is told before its turn');
-# a cancel keeps its place
+is(scalar($waiter->announcements(0)), 0, 'nothing is announced before its turn');
+# A canceled sender keeps its place.
 is($admin->query("SELECT pg_cancel_backend($pid)"), 't', 'it is canceled');
 
-# its turn, and then that of the other one, which holds the lock as well
+# The sender has its turn, and then the second application gets the lock.
 $admin->query("SELECT pg_cancel_backend($applications[0]{pid})");
 like($applications[0]->answer, qr/WARNING/, 'the queue moves');
 is_deeply(
 	[ sort $waiter->announcements(3) ],
 	[ sort map { announcement('granted', $_, $tickets{$_}) } keys %tickets ],
-	'all is told that has come until its turn');
-poll('the other one has the lock', sub { hangs($node, $applications[1]) });
-ok(!$applications[1]->answered, 'though the next one keeps the lock');
+	'all tickets granted before the turn are announced');
+poll('the second application has the lock', sub { hangs($node, $applications[1]) });
+ok(!$applications[1]->answered, 'the second application keeps the lock');
 is($admin->query("SELECT pid $sender"), $pid, 'by one sender');
 $admin->query("SELECT pg_cancel_backend($applications[1]{pid})");
 $applications[1]->answer;
 commits_hang($node, 0);
-poll('the log tells of the cancel',
+poll('the log has the cancel',
 	sub { slurp_file($node->logfile) =~ /sender .*ignores a request to cancel/ });
 unlike(slurp_file($node->logfile), qr/canceling statement due to user request/,
-	'a cancel has ended nothing');
+	'the cancel has ended no process');
 $waiter->query('SELECT dlock_release_all()');
 $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 
-# A session is granted a lock that a lease has released while the sender waits
-# for its turn.  Once it is told, a crash does not restore the lease's hold,
-# though no session flushes the WAL.
+# While the sender waits for its turn, a session is granted a lock that a lease
+# has released.  When the grant has been announced, a crash does not restore
+# the lease's hold, although no session flushes the WAL.
 {
 	my $holder = session($node);
 	my $ticket = $holder->query("SELECT dlock_ttl_acquire('removed', '1h')");
@@ -113,7 +113,7 @@ $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 	enqueue('third');
 	$admin->wait_for("SELECT count(*) = 1 $sender");
 	waits_in_queue($admin->query("SELECT pid $sender"));
-	# a question about the holder would flush
+	# A query about the holder would flush.
 	$count = $admin->query('SELECT acquired FROM dlock_counters()');
 	is($holder->query("SELECT dlock_release_ticket($ticket)"), 't', 'released');
 	$admin->wait_for("SELECT acquired > $count FROM dlock_counters()");
@@ -122,28 +122,28 @@ $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 		[ sort $waiter->announcements(2) ],
 		[ sort map { announcement('granted', $_, $tickets{$_}) }
 			  'removed', 'third' ],
-		'told in its turn');
+		'announced in the sender\'s turn');
 	kill_server($node);
 	$_->vanish foreach $admin, $waiter, $holder, @applications;
 	start_again($node);
 	$admin = session($node);
 	is($admin->query("SELECT count(*) FROM dlock_locks('removed')"),
-		'0', 'after a crash, what was released is free');
+		'0', 'after a crash, the released lock is free');
 	$waiter = session($node);
 	@applications = map { session($node) } 0, 1;
 	$waiter->query('SELECT dlock_channel()');
 	commits_hang($node, 0);
 }
 
-# It exits, and is started again.
+# The sender exits, and is started again.
 $admin->wait_for("SELECT count(*) = 0 $sender");
 enqueue('again');
-told($waiter, 'a sender comes when there is something to tell',
+told($waiter, 'a sender starts when there is something to announce',
 	announcement('granted', 'again', $tickets{again}));
 $waiter->query('SELECT dlock_release_all()');
 
 #
-# No slot is free for a sender: the worker sends.
+# If no slot is free for a sender, the worker sends.
 #
 $_->quit foreach $admin, $waiter, @applications;
 $node->append_conf('postgresql.conf',
@@ -156,18 +156,18 @@ $waiter = session($node);
 	my $lease;
 
 	enqueue('alone');
-	told($waiter, 'no slot: announced even so',
+	told($waiter, 'no slot: announced by the worker',
 		announcement('granted', 'alone', $tickets{alone}));
 	is($admin->query("SELECT count(*) $sender"), '0', 'no slot: no sender');
 
-	# the lock of NOTIFY does not hold up the journal
+	# NOTIFY's lock does not hold up the journal.
 	commits_hang($node, 1);
 	start_notifying($application);
 	poll('the lock is held', sub { hangs($node, $application) });
 	enqueue('held up');
 	like($admin->query("SELECT dlock_ttl_acquire('lease', '1h')"),
 		qr/^\d+$/, 'no slot: the journal goes on');
-	is(scalar($waiter->announcements(0)), 0, 'no slot: nothing is told');
+	is(scalar($waiter->announcements(0)), 0, 'no slot: nothing is announced yet');
 	$admin->query("SELECT pg_cancel_backend($application->{pid})");
 	$application->answer;
 	commits_hang($node, 0);

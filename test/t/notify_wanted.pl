@@ -61,14 +61,14 @@ sub try_for
 
 	told($holder, 'granted', announcement('granted', 'lock', $ticket));
 	$waiter->query("SELECT dlock_try_acquire('lock')");
-	not_told($holder, 'who only tries does not wait');
+	not_told($holder, 'a session that only tries does not wait');
 	try_for($waiter);
 	told($holder, 'wanted', announcement('wanted', 'lock', $ticket));
 	try_for($waiter);
 	try_for($next, ', shared => true');
 	not_told($holder, 'once');
 
-	# a ticket that is granted while others wait
+	# A ticket is granted while others wait.
 	$waiter->query("SELECT dlock_enqueue('lock')");
 	$next->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($next);
@@ -80,9 +80,9 @@ sub try_for
 		announcement('wanted', 'lock', $second));
 	$waiter->query('SELECT dlock_release_all()');
 	$next->answer;
-	not_told($waiter, 'and that is all');
+	not_told($waiter, 'nothing else is announced');
 
-	# a ticket that was acquired is told once it has a channel
+	# The holder of an acquired ticket is told when the ticket has a channel.
 	$waiter->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($waiter);
 	$ticket = enqueue($next, 'lock');
@@ -98,7 +98,7 @@ sub try_for
 	not_told($next, 'gone');
 	$waiter->query("SELECT dlock_release('lock')");
 
-	# all holders, once each, including those granted between two waiters
+	# All holders are told once each, even holders granted between two waiters.
 	foreach my $mode (', shared => true', ', slots => 3')
 	{
 		my @holders = map { session($node) } 0 .. 2;
@@ -144,13 +144,13 @@ sub try_for
 	try_for($waiter);
 	not_told($listener, 'once', 'c');
 
-	# a session that repeats the request is told, too
+	# A session that repeats the request is told, too.
 	is($client->query($enqueue =~ s/'c'/'d'/r), $ticket, 'asked again');
 	told($listener, 'told again',
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 
-	# After a restart: at most once more, and surely if not told before
+	# After a restart, a holder is told at most once more, or at last.
 	$client->query($enqueue =~ s/me/other/r);
 	$_->quit foreach $listener, $waiter, $client, $admin;
 	$node->restart;
@@ -168,7 +168,7 @@ sub try_for
 	cmp_ok(scalar(@told), '<=', 1, 'after a restart: at most once more');
 	$admin->query('SELECT dlock_release_all()');
 
-	# not before its grant is announced, which waits for a standby
+	# A holder is not told before its grant is announced, which needs standbys.
 	$client = session($node);
 	$client->query(q{SELECT dlock_force_release(ticket) FROM dlock_locks
 					  ORDER BY ticket DESC});
@@ -185,7 +185,7 @@ sub try_for
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 
-	# the same after a LISTEN, with a ticket that waited for its turn
+	# The same after a LISTEN, with a ticket that waited for its turn.
 	$admin->query("SELECT dlock_acquire('turn')");
 	$ticket = $client->query("SELECT dlock_ttl_enqueue('turn', '1h', 'c')");
 	commits_hang($node, 1);
@@ -195,7 +195,7 @@ sub try_for
 	$waiter->query("SELECT dlock_try_acquire('turn', '1 ms')");
 	not_told($listener, 'in its turn: not while the grant is not durable', 'c');
 	commits_hang($node, 0);
-	told($listener, 'in its turn: but then',
+	told($listener, 'in its turn: told when the grant is durable',
 		announcement('granted', 'turn', $ticket),
 		announcement('wanted', 'turn', $ticket));
 }

@@ -1,10 +1,10 @@
 # The watcher of a lock is told its holder, at once and at each change, or at
-# the latest of several.  The holder does not notice.
+# the latest of several changes.  The holder does not notice.
 #
 # What would break it: a watcher whose latest message is not true, because the
-# LISTEN came later, the sender died, or the queue of NOTIFY was full; one that
-# is told of a grant that could be undone; a watch that outlives its session,
-# or that keeps anything but itself.
+# LISTEN came later, the sender died, or NOTIFY's queue was full; a watcher
+# that is told of a grant that could be undone; a watch that outlives its
+# session, or that keeps a lock entry or a worker.
 #
 # To show that nothing is told, the test waits for a later notification.
 
@@ -33,8 +33,8 @@ my $sender_waits = "SELECT count(*) = 1 $sender AND wait_event_type = 'Lock'";
 
 $node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
 
-# The lock of NOTIFY: a transaction that notifies and writes holds it while its
-# commit waits for a standby that does not exist.
+# A transaction that notifies and writes holds NOTIFY's lock while its commit
+# waits for a standby that does not exist.
 sub hold_up_notify
 {
 	my $application = session($node);
@@ -73,7 +73,7 @@ sub free
 	return qq({"event":"free","lock":"$name"});
 }
 
-# The latest message to a watcher, once that is as expected
+# Wait until the latest message to a watcher is as expected.
 sub told_last
 {
 	my ($listener, $test, $expected) = @_;
@@ -95,7 +95,7 @@ sub told_last
 
 my $count = 0;
 
-# Nothing has come, and nothing is on its way
+# No message has arrived, and none is on its way.
 sub not_told
 {
 	my ($listener, $test, $channel) = @_;
@@ -118,7 +118,7 @@ sub not_told
 }
 
 #
-# From the start, in each mode and scope
+# A watcher is told from the start, in each mode and scope
 #
 {
 	my $watcher = session($node);
@@ -129,7 +129,7 @@ sub not_told
 	is($watcher->query("SELECT dlock_watch('lock')"), '', 'dlock_watch()');
 	told($watcher, 'at the start: free', free('lock'));
 	is($watcher->query('SELECT count(*) FROM dlock_locks'),
-		'0', 'no lock is there for it');
+		'0', 'a watch creates no lock');
 
 	$ticket =
 	  $holder->query("SELECT dlock_acquire('lock', info => 'host 1')");
@@ -142,15 +142,15 @@ sub not_told
 	told_last($watcher, 'transaction scope',
 		held('lock', $ticket, scope => 'transaction'));
 	$holder->query('ROLLBACK');
-	told_last($watcher, 'and its end', free('lock'));
+	told_last($watcher, 'the end of the hold', free('lock'));
 
 	$ticket = $holder->query("SELECT dlock_ttl_acquire('lock', '1 h')");
 	told_last($watcher, 'lease scope',
 		held('lock', $ticket, scope => 'lease'));
 	$holder->query("SELECT dlock_release_ticket($ticket)");
-	told_last($watcher, 'and its end', free('lock'));
+	told_last($watcher, 'the end of the hold', free('lock'));
 
-	# the latest of several
+	# Of several holders, the latest is told.
 	my $first =
 	  $holder->query("SELECT dlock_acquire('lock', shared => true)");
 	told_last($watcher, 'shared', held('lock', $first, mode => 'shared'));
@@ -158,7 +158,7 @@ sub not_told
 	  $other->query("SELECT dlock_acquire('lock', shared => true)");
 	told_last($watcher, 'the newest', held('lock', $second, mode => 'shared'));
 	$other->query("SELECT dlock_release('lock')");
-	told_last($watcher, 'the newest that is left',
+	told_last($watcher, 'the newest holder that is left',
 		held('lock', $first, mode => 'shared'));
 	$holder->query("SELECT dlock_release('lock')");
 	$ticket = $holder->query("SELECT dlock_acquire('lock', slots => 2)");
@@ -166,7 +166,7 @@ sub not_told
 	$holder->quit;
 	told_last($watcher, 'the session of the holder ends', free('lock'));
 
-	# by force, and in place of each other
+	# A forced release, and a hand-over
 	$holder = session($node);
 	$ticket = $holder->query("SELECT dlock_acquire('lock')");
 	$other->start("SELECT dlock_acquire('lock')");
@@ -176,25 +176,25 @@ sub not_told
 	$ticket = $other->answer;
 	told_last($watcher, 'released by force, and held by the next',
 		held('lock', $ticket));
-	not_told($watcher, 'and that is all');
+	not_told($watcher, 'nothing else is told');
 
 	# A wait, or a failed try, is no change.
 	$holder->query("SELECT dlock_try_acquire('lock')");
 	like(
 		$holder->query("SELECT dlock_acquire('lock', '1 ms')"),
 		qr/55P03/, 'a wait that ends');
-	not_told($watcher, 'who waits changes nothing');
+	not_told($watcher, 'a waiter changes nothing');
 
-	# again: told again; and no more
+	# A repeated watch is told again.  After dlock_unwatch(), nothing is told.
 	$watcher->query("SELECT dlock_watch('lock')");
 	told($watcher, 'asked again', held('lock', $ticket));
 	is($watcher->query("SELECT dlock_unwatch('lock')"), 't', 'unwatch');
 	like($watcher->query("SELECT dlock_unwatch('lock')"),
-		qr/WARNING.*\nf$/s, 'which is done once');
+		qr/WARNING.*\nf$/s, 'a second dlock_unwatch() warns');
 	$other->query("SELECT dlock_release('lock')");
 	not_told($watcher, 'not after dlock_unwatch()');
 
-	# What ends a watch
+	# These calls end a watch.
 	foreach my $end ('SELECT dlock_release_all()', 'DISCARD ALL')
 	{
 		$watcher->query('LISTEN c');
@@ -211,7 +211,7 @@ sub not_told
 }
 
 #
-# Channels; not before the commit, nor after a rollback
+# Channels: nothing is told before the commit, or after a rollback
 #
 {
 	my $listener = session($node);
@@ -223,12 +223,12 @@ sub not_told
 	$watcher->query("SELECT dlock_watch('lock', 'a')");
 	told($listener, 'on a channel', held('lock', $ticket));
 	$watcher->query("SELECT dlock_watch('lock', 'b')");
-	told($listener, 'and on another', held('lock', $ticket));
+	told($listener, 'on another channel', held('lock', $ticket));
 	$holder->query("SELECT dlock_release('lock')");
 	told($listener, 'on both', (free('lock')) x 2);
 	is($watcher->query("SELECT dlock_unwatch('lock')"), 't', 'neither');
 	$ticket = $holder->query("SELECT dlock_acquire('lock')");
-	not_told($listener, 'not any more', 'a');
+	not_told($listener, 'not on a channel after its unwatch', 'a');
 
 	$watcher->query("BEGIN; SELECT dlock_watch('lock', 'a')");
 	not_told($listener, 'not before the commit', 'a');
@@ -240,7 +240,7 @@ sub not_told
 	$holder->query("SELECT dlock_release('lock')");
 	not_told($listener, 'not after a rollback', 'a');
 	is($watcher->query("SELECT dlock_watch('lock', 'a')"),
-		'', 'until the next call');
+		'', 'the next call listens');
 	told($listener, 'which tells', free('lock'));
 	$watcher->query("SELECT dlock_unwatch('lock')");
 
@@ -251,18 +251,18 @@ sub not_told
 		SELECT dlock_watch('w2', 'a'); SELECT dlock_watch('w3', 'a');
 		SAVEPOINT t; SELECT dlock_watch('w4', 'a'); RELEASE t;
 		ROLLBACK TO s; COMMIT});
-	told($listener, 'to a savepoint', free('w2'));
+	told($listener, 'after a rollback to a savepoint', free('w2'));
 	is( $watcher->query(
 			"SELECT bool_and(dlock_unwatch('w' || n)) FROM generate_series(1, 4) AS n"
 		),
 		't',
-		'though all are watches');
+		'each name is watched');
 	$watcher->query("BEGIN; SELECT dlock_watch('w1', 'a')");
 	is($watcher->query("SELECT dlock_unwatch('w1')"), 't', 'ended before');
 	$watcher->query('COMMIT');
-	not_told($listener, 'what was ended before the commit', 'a');
+	not_told($listener, 'a watch that ended before the commit', 'a');
 
-	# A session's first watch comes in the transaction that listens.
+	# A session's first message comes in the transaction that listens.
 	my $missed = 0;
 	foreach my $round (1 .. 20)
 	{
@@ -294,7 +294,7 @@ sub not_told
 		$holder->query("SELECT dlock_release('lock')");
 	}
 
-	# The payload is JSON in ASCII, also at its greatest length.
+	# The payload is JSON in ASCII, even at its greatest length.
 	$watcher->query("SET client_encoding = 'UTF8'");
 	my $name = '\\' x 255;
 	$watcher->query("SELECT dlock_watch('$name', 'a')");
@@ -320,7 +320,7 @@ sub not_told
 	my $is_granted =
 	  "SELECT count(*) = 1 AND bool_and(granted) FROM dlock_locks";
 
-	# a grant once it is durable, as its own client is told
+	# A grant is told when it is durable, as to its own client.
 	$watcher->query("SELECT dlock_watch('lock')");
 	told($watcher, 'free', free('lock'));
 	commits_hang($node, 1);
@@ -351,7 +351,7 @@ sub not_told
 
 	$client->query('RESET synchronous_commit');
 
-	# not free while a delay keeps it closed
+	# The lock is not free while a delay keeps it closed.
 	my $lease =
 	  $client->query("SELECT dlock_lease_open('100 ms', delay => '1 h')");
 	$ticket = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
@@ -365,7 +365,7 @@ sub not_told
 	told($_, 'free when the delay is over', free('lock'))
 	  foreach $watcher, $late;
 
-	# nor while a guarded commit has it pinned
+	# The lock is not free while a guarded commit has pinned it.
 	$ticket = $client->query("SELECT dlock_acquire('lock')");
 	told($_, 'held', held('lock', $ticket)) foreach $watcher, $late;
 	commits_hang($node, 1);
@@ -377,10 +377,10 @@ sub not_told
 	not_told($watcher, 'not free while it is pinned');
 	commits_hang($node, 0);
 	$client->answer;
-	told($_, 'but when the commit is visible', free('lock'))
+	told($_, 'free when the commit is visible', free('lock'))
 	  foreach $watcher, $late;
 
-	# a lease that runs out, without any call
+	# A lease expires without any call.
 	$ticket = $client->query("SELECT dlock_ttl_acquire('lock', '100 ms')");
 	told_last($watcher, 'run out', free('lock'));
 	$_->quit foreach $watcher, $client, $late;
@@ -424,7 +424,7 @@ sub not_told
 		told($watcher, "$how: and of the next", free('lock'));
 	}
 
-	# an error while it is sent
+	# The sender gets an error while it sends.
   SKIP:
 	{
 		skip 'no debugger that can be attached', 1
@@ -438,11 +438,11 @@ sub not_told
 		let_go_of_notify($application);
 		$stopped->();
 		$stopped->();
-		told($watcher, 'an error: told even so', held('lock', $ticket));
+		told($watcher, 'an error: the message is still sent', held('lock', $ticket));
 		$client->query("SELECT dlock_release('lock')");
-		told($watcher, 'and of the next', free('lock'));
+		told($watcher, 'the next change is told', free('lock'));
 
-		# a change while the one before is sent
+		# The lock changes while the previous change is sent.
 		$application = hold_up_notify();
 		$ticket = $client->query("SELECT dlock_acquire('lock')");
 		$admin->wait_for($sender_waits);
@@ -452,11 +452,11 @@ sub not_told
 		$stopped->();
 		$client->query("SELECT dlock_release('lock')");
 		$stopped->();
-		told($watcher, 'a change while it is told: told of both',
+		told($watcher, 'a change while a message is sent: both are told',
 			held('lock', $ticket), free('lock'));
 	}
 
-	# a watch that ends before it is told
+	# A watch ends before it is told.
 	my $application = hold_up_notify();
 	$client->query($churn);
 	$watcher->query("SELECT dlock_watch('other', 'c')");
@@ -465,11 +465,11 @@ sub not_told
 	$admin->wait_for($sender_waits);
 	$watcher->query("SELECT dlock_watch('lock', 'c')");
 	let_go_of_notify($application);
-	told($watcher, 'watched, and no more', free('lock'));
-	not_told($watcher, 'which is not told', 'c');
+	told($watcher, 'another watch on the same lock', free('lock'));
+	not_told($watcher, 'the ended watch is not told', 'c');
 	$watcher->query('SELECT dlock_release_all()');
 
-	# the sender dies again and again, and no session waits for it
+	# The sender dies again and again, and no session waits for it.
 	my @names = map { "churn $_" } 1 .. 5;
 	my @churners = map { session($node) } 1 .. 3;
 	my @watchers = map { session($node) } 1 .. 3;
@@ -501,7 +501,7 @@ sub not_told
 		my $known = '';
 
 		eval {
-			poll('the latest is known',
+			poll('the latest state is known',
 				sub {
 					foreach my $told (map { decode_json($_) }
 						$session->announcements(0))
@@ -513,13 +513,13 @@ sub not_told
 					return $known eq $truth;
 				});
 		};
-		is($known, $truth, 'the latest state of each, with dying senders');
+		is($known, $truth, 'each latest state is known, with dying senders');
 	}
 	$_->quit foreach $watcher, $client, @churners, @watchers;
 }
 
 #
-# Many watchers: one notification for each channel and name
+# Many watchers get one notification for each channel and name
 #
 {
 	my $listener = session($node);
@@ -527,8 +527,8 @@ sub not_told
 	my @watchers = map { session($node) } 1 .. 3;
 	my $ticket;
 
-	# each has a watch with the common channel, and more of its own than are
-	# told in one transaction
+	# Each session has a watch on the common channel, and more own watches than
+	# one transaction tells.
 	foreach my $n (1 .. 3)
 	{
 		$watchers[ $n - 1 ]->query(
@@ -540,7 +540,7 @@ sub not_told
 		q{SELECT dlock_watch('many'); LISTEN "all"; LISTEN "c1 1"; LISTEN "c1 3500";
 		LISTEN "c2 1750"; LISTEN "c3 1"; LISTEN "c3 3500"});
 	$listener->query("SELECT dlock_unwatch('many')");
-	# the initial messages have been sent: no watch is behind
+	# The initial messages have been sent to all watches.
 	$admin->query("SELECT dlock_watch('many', 'last')");
 	$listener->query('LISTEN "last"');
 	foreach my $n (1 .. 3)
@@ -553,25 +553,25 @@ sub not_told
 	my $application = hold_up_notify();
 	$ticket = $holder->query("SELECT dlock_acquire('many')");
 	let_go_of_notify($application);
-	told($listener, 'one for each channel', (held('many', $ticket)) x 6);
-	not_told($listener, 'and not more', 'all');
+	told($listener, 'one message for each channel', (held('many', $ticket)) x 6);
+	not_told($listener, 'no more messages', 'all');
 	$holder->query("SELECT dlock_release('many')");
-	told($listener, 'and so each time', (free('many')) x 6);
+	told($listener, 'one message for each channel again', (free('many')) x 6);
 	$_->query('SELECT dlock_release_all()') foreach @watchers;
 	$holder->query("SELECT dlock_acquire('many')");
 	not_told($listener, 'all gone', 'all');
 
-	# many names
+	# Many names are watched.
 	$watchers[0]->query(
 		q{SELECT count(dlock_watch('many ' || n, 'all')) FROM generate_series(1, 3000) AS n});
 	is( join("\n", sort $listener->announcements(3000)),
 		join("\n", sort map { free("many $_") } 1 .. 3000),
-		'each of many names');
+		'a message for each of many names');
 	my %tickets = map { split /\|/ } split /\n/,
 	  $holder->query(
 		q{SELECT n, dlock_acquire('many ' || n) FROM generate_series(1, 3000) AS n});
 	my %known;
-	poll('the latest of each',
+	poll('the latest state of each name',
 		sub {
 			foreach my $told (map { decode_json($_) } $listener->announcements(0))
 			{
@@ -580,7 +580,7 @@ sub not_told
 			return !grep { ($known{"many $_"} // '') ne $tickets{$_} }
 			  keys %tickets;
 		});
-	is(scalar(keys %known), 3000, 'and of each its holder');
+	is(scalar(keys %known), 3000, 'the holder of each name is told');
 	$holder->quit;
 	poll('free again',
 		sub {
@@ -590,7 +590,7 @@ sub not_told
 			}
 			return !grep { $_ ne 'free' } values %known;
 		});
-	pass('and that they are free, as its session has ended');
+	pass('each name is free when the holder\'s session has ended');
 	$_->quit foreach $listener, @watchers;
 }
 
@@ -608,21 +608,21 @@ sub not_told
 	told($_, 'free', free('lock')) foreach $here, $there;
 	$ticket = $there->query("SELECT dlock_acquire('lock')");
 	told($there, 'another database', held('lock', $ticket));
-	not_told($here, 'is another name space');
+	not_told($here, 'another database\'s lock is not told');
 
-	# an installation that is dropped, and watched
+	# A watched installation is dropped.
 	my $other = session($node, 'two');
 	$other->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 	$ticket = $other->query("SELECT dlock_acquire('lock')");
 	is($there->query("SELECT dlock_watch('lock')"), '', 'watched again');
-	told_last($there, 'in the new one', held('lock', $ticket));
+	told_last($there, 'told in the new installation', held('lock', $ticket));
 	$_->quit foreach $here, $there, $other;
 	backends_gone($there->{pid}, $other->{pid});
 	$node->safe_psql('postgres', 'DROP DATABASE two');
 }
 
 #
-# A restart, and a crash: new watchers are told the state.
+# After a restart or a crash, new watchers are told the state.
 #
 foreach my $how ('restart', 'crash')
 {
