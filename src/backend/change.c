@@ -181,7 +181,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	begin_change(&change, number);
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
-	/* a lease of many is not renewed by the number of a ticket */
+	/* the number of a ticket renews only a single lease */
 	if (lease && !change.lease && !lease->single)
 		lease = NULL;
 	/* only the first change of a ttl allocates memory */

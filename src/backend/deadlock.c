@@ -102,8 +102,8 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
  * Does a request fit beside the stuck processes before it?  "counts" has their
  * number by mode, "permits" their permits.  Modes of a heavyweight lock that
  * the requesting backend itself has ("own") do not block the request.  A
- * request for more permits than the lock has slots waits for no process, but
- * for dlock_set_slots() to raise the slots.
+ * request for more permits than the lock has slots counts as fitting: it waits
+ * for dlock_set_slots(), not for a process.
  */
 static bool
 fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
@@ -580,12 +580,12 @@ blocks_heavyweight(void)
  * false if the waits changed in each attempt: the caller must retry.
  *
  * Unless "thorough", look only if a process waits for a heavyweight lock of
- * this backend.  If a wait for a heavyweight lock closes a cycle, that is
- * enough, because a waiter of dlock in the cycle holds such a lock.  If a wait
+ * this backend.  This finds any cycle that a wait for a heavyweight lock
+ * closes, because a waiter of dlock in the cycle holds such a lock.  If a wait
  * in dlock closes a cycle, its own backend looks thoroughly.
  *
  * If another backend has found that this backend is the victim ("told"), look
- * in any case: this backend may block others only by its place in a queue.
+ * in any case: its place in a queue may be all that blocks others.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)

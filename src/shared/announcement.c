@@ -7,11 +7,11 @@
  * the sender sends it (I28).  It leaves the outbox only after it was sent.  So
  * if the sender fails or dies, the next attempt sends it, perhaps twice.
  *
- * An announcement is armed after the commit of the transaction that made it,
- * and after the LISTEN of that commit.  Otherwise it could be sent before the
- * session listens.  Until then the transaction claims it, and no other
- * transaction arms it.  A rollback undoes the LISTEN but not the ticket.  Then
- * the announcement is armed only after a later call has claimed it.
+ * An announcement is armed once the transaction that made it has committed and
+ * its LISTEN is in effect.  Otherwise it could be sent before the session
+ * listens.  Until then the transaction claims it, and no other transaction
+ * arms it.  A rollback undoes the LISTEN but not the ticket.  Then the
+ * announcement is armed only after a later call has claimed it.
  *
  *-------------------------------------------------------------------------
  */
@@ -56,7 +56,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Make and claim an announcement.  After this, nothing can fail. */
+/* Make and claim an announcement.  Its later uses do not fail. */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 {
@@ -99,8 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count an announcement, so that the worker stays.  A session's is counted
- * when its ticket has joined: a failed request leaves it on the spare ticket.
+ * Count an announcement, so that the worker stays.  In a session, only after
+ * the ticket has joined: a failed request leaves it on the spare ticket.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -305,7 +305,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/* A ticket was loaded.  If it holds, its grant counts as announced. */
+/* A ticket was loaded.  If it was "granted", that counts as announced. */
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {

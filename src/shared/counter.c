@@ -79,8 +79,8 @@ dlock_count_for(DlockSpace *space)
 
 /*
  * All that was ever counted for a space.  The caller holds counts_lock, so no
- * count is missed or added twice.  Held tickets are granted minus released
- * ones, plus DLOCK_COUNT_HELD: 1 for a loaded ticket, -1 for an ENDING one.
+ * count is missed or added twice.  Tickets held = granted - released +
+ * DLOCK_COUNT_HELD, which has 1 for each loaded ticket, -1 for an ENDING one.
  */
 static void
 add_up(DlockSpace *space, uint64 *sums)
@@ -116,7 +116,7 @@ dlock_sum_counters(DlockSpace *space, uint64 *sums)
 	return since;
 }
 
-/* Reset all but the held tickets, and the sketch of contended names. */
+/* Reset the sketch of contended names, and all but the held tickets. */
 void
 dlock_reset_counters(DlockSpace *space)
 {

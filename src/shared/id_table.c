@@ -3,7 +3,7 @@
  * id_table.c
  *	  The tables of numbers and of requests.
  *
- * The entries of these hash tables are the records, or leases' tickets,
+ * The entries are the records (numbers) or leases' tickets (requests)
  * themselves.  The tables grow as the table of locks does (buckets.c).
  *
  * A single lease is found by its ticket's number.  For requests, see
@@ -41,7 +41,7 @@ partition_of(DlockIdPartition *table, uint32 hash)
 /*
  * Neighbouring numbers have different partitions and neighbouring buckets, so
  * numbers that come or go in order hit the cache.  The higher bits are hashed,
- * too, because sessions' tickets may have most of the numbers in between.
+ * too, because most numbers may be of sessions' tickets, not in here.
  */
 static inline uint32
 hash_number(int64 number)
@@ -89,7 +89,7 @@ dlock_ids_reserve(uint64 more)
 
 /*
  * Let a record be found by its number, unless it is finished.  A record is
- * marked finished before it is deleted here.  Raises 53200.
+ * marked finished before it is deleted from the table.  Raises 53200.
  */
 void
 dlock_id_insert(DlockRecord *record)

@@ -170,7 +170,7 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 /*
  * Each call of a session calls this.  If there is no worker, start one for
  * work, for a lease that may be due, or for possible announcements.  If the
- * session "waits", which others can see by now, any lease is a reason (I20).
+ * session "waits", and has published this, any lease is a reason (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

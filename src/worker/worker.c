@@ -11,8 +11,7 @@
  *
  * Heartbeats and expiry must not be late.  So the worker never waits for
  * standbys, waits for locks on tables only for DLOCK_SHORT_LOCK_TIMEOUT,
- * leaves NOTIFY and VACUUM to other processes, and works at one task for at
- * most a step.
+ * leaves NOTIFY and VACUUM to other processes, and does long tasks in steps.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,21 +39,21 @@
 #include "worker/worker.h"
 
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
-#define LEAVE_MS		1000	/* a terminated worker writes this long, and
-								 * again if the journal got shorter */
-#define TWICE_MS		100		/* an earlier second signal is a duplicate */
+#define LEAVE_MS		1000	/* a terminated worker ends if the journal has
+								 * not got shorter for this long */
+#define TWICE_MS		100		/* a second signal so soon is a duplicate */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
 #define STAY_LOOK_MS	10		/* ... between checks for them */
 #define LOOK_MS			2000	/* between checks that the extension exists */
 #define RETRY_START_MS	100		/* between attempts to start a sender */
 #define MISS_MS			10		/* between calls of is_missed() */
-#define STEP_US			5000	/* for a task, while other tasks may be due */
-#define LAZY_MS			10		/* delay of a removal that is not awaited */
+#define STEP_US			5000	/* longest step of a task; then others run */
+#define LAZY_MS			10		/* delay if no process awaits the removal */
 #define SOON_MS			5000	/* the worker stays if a lease is due sooner */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
-#define SURE_LOOKS		3		/* a refused command locks it briefly, too */
-#define FIRST_PAUSE_MS	100		/* after a worker that died young; doubled */
+#define SURE_LOOKS		3		/* refused commands lock it, but briefly */
+#define FIRST_PAUSE_MS	100		/* if a worker died young; doubles with each */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
 
@@ -71,7 +70,7 @@ static bool gives_way = false;	/* to a library of another layout */
 static bool leaves = false;		/* because it is not needed */
 static bool makes_way = false;	/* to DROP DATABASE, for example */
 
-static volatile sig_atomic_t leaving = false;
+static volatile sig_atomic_t leaving = false;	/* SIGTERM came */
 
 static bool is_wanted(void);
 
@@ -104,12 +103,12 @@ let_go(void)
 
 /*
  * Leave the office.  Then start the next worker if there is work, because work
- * may have come just before (I20).  If we make way, sessions start a worker.
+ * may have come just before (I20).  If we make way, sessions start the next.
  */
 static void
 resign(int code, Datum arg)
 {
-	/* after a fatal error */
+	/* a fatal error can leave locks held */
 	LWLockReleaseAll();
 	pg_atomic_write_u32(&my_space->worker_comes, 0);
 	pg_atomic_write_u64(&my_space->blocked_on, 0);
@@ -139,8 +138,8 @@ static uint64 next_look = 0;
 
 /*
  * SIGTERM handler: write the journal first, so that locks released before a
- * shutdown are free after it.  A second signal ends the worker at once.  But
- * the postmaster sends each signal twice, to the process and to its group.
+ * shutdown are free after it.  A second signal ends the worker at once, unless
+ * it comes within TWICE_MS: the postmaster signals a process and its group.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -212,7 +211,7 @@ collect_unknown(void)
 	LWLockRelease(&my_space->lease_lock);
 }
 
-/* Remember the grants of a lease that may have to be announced. */
+/* Remember a lease's grants, as far as they may have to be announced. */
 static void
 learn_of_grants(DlockLease *lease)
 {
@@ -247,7 +246,7 @@ learn(void)
 	return !knows_all;
 }
 
-/* Loading has failed: notify the processes that wait. */
+/* Loading has failed: notify the processes that wait for it. */
 static void
 begin_failed(int code)
 {
@@ -355,9 +354,9 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions, too.  Ending sessions withdraw requests that are
- * not durable, so the worker stays until the sessions have ended.  STAY_MS
- * limits this, because walsenders that have called dlock end after the worker.
+ * A shutdown ends sessions, too.  A session that ends withdraws its requests
+ * that are not durable, so the worker stays until all sessions have ended, but
+ * at most STAY_MS: walsenders that have called dlock end after the worker.
  */
 static bool
 stays_for_sessions(void)
@@ -370,7 +369,7 @@ stays_for_sessions(void)
 	return now < until && dlock_worker_has_company(my_space, false);
 }
 
-/* Write the journal as long as it becomes shorter, then end the worker. */
+/* Write the journal, as long as it gets shorter.  Then end the worker. */
 static void
 write_the_rest(void)
 {
@@ -481,7 +480,8 @@ terminate(DlockOffice office)
 
 /*
  * Does a process that drops, renames or copies the database wait for dlock's
- * processes?  Then these end.  Lowers *next to the time of the next check.
+ * processes?  Ends the others then; the caller must end, too.  Lowers *next to
+ * the time of the next check.
  */
 static bool
 is_in_the_way(uint64 now, uint64 *next)
@@ -533,14 +533,14 @@ work(void)
 	next = sooner(next, have_announcements_sent());
 	have_tables_vacuumed();
 	next = sooner(next, next_lazy);
-	/* late, because the log can be slow */
+	/* after other work, because the log can be slow */
 	next = sooner(next, dlock_expiry_tell(my_space, false));
 	/* again, because the journal may have brought new leases */
 	next_beat = dlock_heartbeat_beat(my_space, knows_all);
 	return sooner(sooner(next, next_beat), dlock_due_next());
 }
 
-/* Pause if "deaths" workers before this one died young. */
+/* Pause after "deaths" workers in a row have died young. */
 static void
 pause_before_work(uint32 deaths)
 {
@@ -548,7 +548,7 @@ pause_before_work(uint32 deaths)
 
 	if (deaths > 0)
 		end += Min(FIRST_PAUSE_MS << Min(deaths - 1, 10), MAX_PAUSE_MS) * 1000;
-	/* a library of another layout that waits for us ends the pause */
+	/* end the pause if a library of another layout waits for us */
 	while (dlock_monotonic_now() < end && !leaving && !dlock_is_replaced())
 	{
 		/* attached leases must not run out during the pause */
@@ -571,7 +571,7 @@ begin_worker(void)
 	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
 }
 
-/* How long a worker stays that is not needed, in microseconds */
+/* How long a worker that is not needed stays, in microseconds */
 static uint64
 idle_time(void)
 {
@@ -606,7 +606,7 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		/* the segment can go with us, so the journal must be empty */
+		/* after us the segment may be freed: the journal must be empty */
 		gives_way = my_space->journal.length == 0 &&
 			dlock_process_gives_way();
 		if (gives_way)
