@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * due.c
- *	  When the worker must look at each lease again, in its own memory.
+ *	  The worker's private list of when it must look at each lease again.
  *
  * A lease can be due later than noted here, because a renewal does not notify
  * the worker.  A change of a ttl does (dlock_due_update()).
@@ -34,10 +34,10 @@ typedef struct Look
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases for which standbys could count (none is attached later) */
+/* Attached leases for which standbys could count; a detached one stays so */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
-/* Make a hash table by address. */
+/* Make a hash table whose keys are addresses. */
 HTAB *
 dlock_due_make_table(const char *name, Size size)
 {
@@ -122,7 +122,7 @@ dlock_due_add(DlockLease *lease)
 /* Most leases to update in one step */
 #define UPDATES	256
 
-/* Update leases with a new ttl or durability.  Returns true if some remain. */
+/* Update up to UPDATES retimed leases.  Returns true if more may be left. */
 bool
 dlock_due_update(DlockSpace *space)
 {
@@ -215,7 +215,7 @@ dlock_due_has_attached(void)
 	return false;
 }
 
-/* Drop all references.  Nothing else may be called after this. */
+/* Drop all references.  No function of due.c may be called after this. */
 void
 dlock_due_let_go(void)
 {

@@ -160,8 +160,8 @@ static DlockTask tell_task = {
 };
 
 /*
- * Log the lines that are due or, if "at_once" is set, all lines.  Returns when
- * to call this again.
+ * Log the noted leases and, at the end of the interval or if "at_once", the
+ * number of other leases.  Returns when to call this again.
  */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)

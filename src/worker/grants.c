@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * grants.c
- *	  Grants to be announced once they are durable, in the worker's own memory.
+ *	  The worker's private list of grants to announce once they are durable.
  *
  * Each grant is here once, under the durability at which it is announced.
  *
@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Announce durable grants for "step" us.  Returns when to call this again. */
+/* Announce durable grants, up to "step" us.  Returns when to call it again. */
 uint64
 dlock_grants_announce(uint64 step)
 {
@@ -124,7 +124,7 @@ dlock_grants_are_left(void)
 	return hash_get_num_entries(grants) > 0;
 }
 
-/* Drop all references.  Nothing else may be called after this. */
+/* Drop all references.  No function of grants.c may be called after this. */
 void
 dlock_grants_let_go(void)
 {

@@ -35,7 +35,7 @@ class_of(const DlockLease *lease)
 		(durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
 }
 
-/* Count a lease.  Returns its class, because the ttl can change later. */
+/* Count a lease.  Returns its class, for dlock_heartbeat_remove(). */
 int
 dlock_heartbeat_add(const DlockLease *lease)
 {
@@ -57,7 +57,7 @@ dlock_heartbeat_remove(int class)
 
 /*
  * Send a heartbeat if it is due and standbys are named.  Returns when to call
- * this again.  Unless "knows_all", an unknown lease may have the least ttl.
+ * this again.  Unless "knows_all", an unknown lease may have DLOCK_MIN_TTL.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)

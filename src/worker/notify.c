@@ -24,7 +24,7 @@
 /* Most announcements, and most watches, per transaction */
 #define BATCH	1000
 
-/* When the first listed name becomes due, in monotonic microseconds */
+/* When the next of the listed names is due, in monotonic microseconds */
 static uint64 next_due = DLOCK_NO_DEADLINE;
 
 /* Arrays of BATCH entries */
@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* The name that takes several transactions, and channels notified so far */
+/* A name that takes several transactions, and channels already notified */
 static struct
 {
 	DlockWatched *watched;
@@ -100,7 +100,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/* Was the channel not yet notified, or may a session listen since then? */
+/* Was the channel not yet notified, or was this watch never notified? */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -145,7 +145,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 									true) : "null");
 }
 
-/* Notify at most "max" watches.  Returns false if none, or if too early. */
+/* Notify at most "max" watches.  Returns false if there is nothing to tell. */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
@@ -171,7 +171,7 @@ tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 	return true;
 }
 
-/* Notify watches of changed names.  Returns the number of names that fit. */
+/* Notify watches of changed names.  Returns the number of names notified. */
 static int
 tell_watches(DlockSpace *space)
 {
@@ -191,7 +191,7 @@ tell_watches(DlockSpace *space)
 	return count;
 }
 
-/* Record the notified watches.  Returns true if a name has watches left. */
+/* Record what was notified.  Returns true if a name has more watches. */
 static bool
 end_tellings(DlockSpace *space, int count)
 {
@@ -257,7 +257,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* flush while no session waits; notify_of_tickets() flushes the rest */
+	/* flush before others wait for us; notify_of_tickets() flushes the rest */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = notify_of_tickets(space);

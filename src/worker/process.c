@@ -40,8 +40,8 @@
 #define RETRY_MS		100		/* after an error; doubled each time, ... */
 #define MAX_RETRY_MS	2000	/* ... up to this */
 #define LOCKED_RETRY_MS	5		/* after a lock timeout */
-#define LOG_EVERY		60		/* log messages about one lock get rarer, down
-								 * to each 60th */
+#define LOG_EVERY		60		/* at least each 60th message about a lock is
+								 * logged */
 #define OWNER_PATIENCE_MS	1000
 
 /* Fix the settings that ALTER DATABASE and ALTER ROLE must not change. */
@@ -112,7 +112,7 @@ leave_shared_state(void)
 /* dlock_database_changes() when the owner was looked up */
 static uint64 owner_known_at;
 
-/* Take the owner's role, which DROP DATABASE (FORCE) checks. */
+/* Show the owner as our role, because DROP DATABASE (FORCE) checks that. */
 static void
 belong_to_owner(void)
 {
@@ -147,7 +147,7 @@ static volatile sig_atomic_t cancel_requested = false;
 
 /*
  * SIGINT handler: ignore a cancel, because the work would only be repeated.
- * If the signal is lock_timeout's, which has an indicator, raise the error.
+ * But if lock_timeout sent the signal, as its indicator says, raise its error.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -172,7 +172,7 @@ log_cancel(void)
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
-/* Begin.  Returns NULL if the office is taken or the space is gone. */
+/* Begin a process.  Returns NULL if its office is taken or its space gone. */
 DlockSpace *
 dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 {
@@ -250,7 +250,7 @@ dlock_process_is_in_the_way(void)
 	return CountDBConnections(MyDatabaseId) == 0;
 }
 
-/* Is a shutdown under way?  Before any signal, only postmaster.pid says so. */
+/* Is a shutdown under way?  postmaster.pid says so before signals are sent. */
 bool
 dlock_process_server_stops(void)
 {
@@ -282,7 +282,7 @@ dlock_error_is_lock(int code)
 		code == ERRCODE_T_R_DEADLOCK_DETECTED;
 }
 
-/* Count a lock timeout.  Returns true once in each patience_ms. */
+/* Count a lock timeout.  Returns true at most once in patience_ms. */
 static bool
 is_out_of_patience(DlockTask *task)
 {
@@ -356,7 +356,7 @@ tell_of_task(void *arg)
 			   dlock_process_database());
 }
 
-/* Perform a task.  Log errors, and pause then.  Returns when to call again. */
+/* Perform a task.  If it fails, log the error.  Returns when to call again. */
 uint64
 dlock_task_perform(DlockTask *task)
 {
@@ -405,6 +405,6 @@ dlock_process_sleep(uint64 until)
 	(void) WaitLatch(MyLatch,
 					 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
 					 timeout, PG_WAIT_EXTENSION);
-	/* before any look for work, so that no wakeup is missed */
+	/* reset it before any look for work, so that no wakeup is missed */
 	ResetLatch(MyLatch);
 }

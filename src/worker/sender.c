@@ -22,7 +22,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Longest pause after an error, which delays announcements, in ms */
+/* Longest pause after an error, in ms; it delays announcements */
 #define MAX_RETRY_MS	100
 
 PGDLLEXPORT void dlock_sender_main(Datum arg);

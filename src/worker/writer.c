@@ -62,7 +62,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
 		image->inherits = ticket->heir && state == DLOCK_WAITING;
-		/* a ticket can become LEAVING after dlock_lease_is_over() */
+		/* a ticket that was not "over" can be LEAVING by now */
 		image->granted = image->inherits || state == DLOCK_GRANTED ||
 			state == DLOCK_ENDING;
 		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
@@ -134,8 +134,8 @@ flush_for_all(XLogRecPtr lsn)
 }
 
 /*
- * Note that a ticket's row says granted.  If no standbys are named now, those
- * that are named later need not acknowledge the grant.
+ * Record that a ticket's row says granted.  If no standbys are named now,
+ * standbys that are named later need not acknowledge the grant.
  */
 static void
 note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
@@ -191,7 +191,7 @@ note_removals(DlockSpace *space, XLogRecPtr lsn)
 	}
 }
 
-/* Drop the references to the latest batch. */
+/* Drop the references to the records of the latest batch. */
 void
 dlock_writer_let_go(void)
 {
@@ -229,7 +229,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* a record that ended after the copy is marked, and comes again */
+		/* records that end after their copy stay marked, for the next batch */
 		if (images[i].over || !committed)
 			settle_record(space, record);
 		if (images[i].shares && committed)
@@ -294,7 +294,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	{
 		LWLockReleaseAll();
 		unmark(space, false, InvalidXLogRecPtr);
-		/* a lock timeout may be over at the next attempt */
+		/* after a lock timeout, the next attempt may get the lock */
 		if (!dlock_error_is_lock(geterrcode()))
 			dlock_journal_fail(space, geterrcode());
 		else
