@@ -27,15 +27,15 @@
 
 #include "tables/shape.h"
 
-/* most requests to standbys before the ttls begin, if answers take long */
+/* How often to ask the standbys before the ttls begin, if answers take long */
 #define MAX_QUORUM_WAITS	3
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
-#define LOOK_MS				1000	/* between checks for a worker */
+#define LOOK_MS				1000	/* between checks that there is a worker */
 #define NO_WORKER_MS		3000	/* without a worker, before callers load */
 #define WORKER_TURN_MS		1000	/* before the worker unlocks the tables */
-#define TELL_MS				500 /* of waiting, before a message */
-#define SILENCE_MS			60000	/* between two such messages */
+#define TELL_MS				500 /* longer waits for a lock are logged */
+#define SILENCE_MS			60000	/* between log messages about such waits */
 #define MAX_LOCK_POLL_MS	50
 
 /*
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots.  Several processes may.  Returns false after "until". */
+/* Load dlock_slots.  Others may do so, too.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -217,7 +217,7 @@ load_slots(DlockSpace *space, uint64 until)
 static bool
 load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 {
-	/* each step uses the memory of the step before */
+	/* each step reuses the memory of the step before */
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "dlock load", STEP_SIZE,
 												  STEP_SIZE, 2 * STEP_SIZE);
@@ -326,7 +326,7 @@ check_lockable(DlockSpace *space)
 bool
 dlock_load(DlockSpace *space)
 {
-	static bool has_turns = false;	/* has the lock to load between calls */
+	static bool has_turns = false;	/* between calls, holds the lock to load */
 	uint64		until = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	LOCKTAG		tag = load_tag(space);
 	volatile bool done = false;
@@ -382,7 +382,7 @@ dlock_load_failed(DlockSpace *space)
 }
 
 /*
- * Wait for the worker to load, at most until "until".  Returns false if the
+ * Wait for the worker to load, but not after "until".  Returns false if the
  * worker does not come or has failed.  Raises 55P03 after lock_timeout.
  */
 static bool
@@ -418,7 +418,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 	return comes;
 }
 
-/* Load in a caller.  lock_timeout counts in waits for standbys, too. */
+/* Load in a caller.  lock_timeout limits the wait for standbys, too. */
 static bool
 load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 {
@@ -433,7 +433,7 @@ load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 	return false;
 }
 
-/* Wait for the worker to load, or load.  Returns false after "until". */
+/* Have the worker load; if it cannot, load.  Returns false after "until". */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -486,8 +486,8 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 /*
  * Load the rows that a session's request for a name needs.  If no row has the
  * name, the request needs no row, because no row is added before all rows are
- * loaded (I22).  Returns false after the timeout.  *leased, unless NULL, is
- * set if a row has the name.
+ * loaded (I22).  Returns false after the timeout.  *leased, unless NULL,
+ * becomes true if a row has the name.
  *
  * The caller loads if one step of each table is enough and no lock is in its
  * way; otherwise the worker loads.  dlock_slots is loaded in any case.

@@ -142,7 +142,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 			dlock_shape_raise_row(shape, row, DLOCK_QUEUE_LEASE);
 	}
 
-	/* the worker deletes rows of tickets that ended with their lease */
+	/* skip tickets that ended with their lease: the worker deletes the rows */
 	if (loaded == NULL && request.lease &&
 		(granted || !request.lease->delayed))
 	{

@@ -15,7 +15,7 @@
 
 #define MAX_HOLDERS		5		/* named in a message */
 
-/* The strongest of these modes that conflicts with "mode", or NoLock */
+/* The strongest mode in "held" that conflicts with "mode", or NoLock */
 static LOCKMODE
 find_conflict(LOCKMASK held, LOCKMODE mode)
 {

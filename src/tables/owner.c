@@ -108,7 +108,7 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
  * The statement may run triggers, rules and expressions of the owner, whom the
  * caller need not trust.  So it is a security-restricted operation, which can
  * neither change this session's locks nor leave deferred triggers, and its
- * settings are reset.  The owner need not trust the caller's search path.
+ * settings are reset.  A fixed search path protects the owner from the caller.
  */
 uint64
 dlock_execute_as_owner(DlockSpace *space, const char *name,
@@ -127,7 +127,7 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 	SPIPlanPtr	plan;
 
 	dlock_check_permanent(table);
-	/* after an error, PostgreSQL restores these */
+	/* after an error, PostgreSQL restores user and context */
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner,
 						   context | SECURITY_LOCAL_USERID_CHANGE |

@@ -39,7 +39,7 @@ compare_numbers(const void *a, const void *b)
  * only committed rows, because this transaction could be rolled back (I22).
  * Raises 55000 if this transaction holds ShareLock or more.  It may have
  * changed the table's file, columns or indexes, and would miss committed rows.
- * But a table that this transaction created has no committed rows.
+ * A table that this transaction created is exempt: it has no committed rows.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -106,7 +106,7 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 /*
  * Replace the contents of "rows" by at most "max" committed rows whose numbers
  * are above "behind"; 0 means from the first row on.  If the primary key is
- * locked, as by REINDEX, "max" does not count.  Values are in the current
+ * locked, as by REINDEX, "max" is ignored.  The values are in the current
  * memory context.  Raises 55000 for a row that dlock cannot have written.
  */
 void

@@ -37,7 +37,7 @@
 
 #include "tables/shape.h"
 
-#define MAX_TTL		((int64) INT_MAX * USECS_PER_SEC)	/* for any max_ttl */
+#define MAX_TTL		((int64) INT_MAX * USECS_PER_SEC)	/* longest max_ttl */
 
 /* The least and the greatest value, or length, that dlock can have written */
 static const DlockColumn queue_columns[] = {
@@ -105,7 +105,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errhint("Undo the change, for example with ALTER TABLE or DROP INDEX.")));
 }
 
-/* The number of a column.  Raises 55000 if no such column has this type. */
+/* The number of a column.  Raises 55000 if none has this name and type. */
 int
 dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 				  Oid type)
@@ -119,7 +119,7 @@ dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 	return column;
 }
 
-/* The value of a row's column.  Raises 55000 also if the value is null. */
+/* The value of a row's column.  Raises 55000 if the value is null, too. */
 Datum
 dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
 				 const char *name, Oid type)
@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* The primary key.  Taking any lock may have cleared it, so load it again. */
+/* The primary key.  Any lock may have cleared rd_pkindex, so load it again. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -306,7 +306,7 @@ check_indexes(Relation relation)
 								  _("Its primary key is not its first column."));
 }
 
-/* Raise 55000 if a table is unlogged or its shape differs. */
+/* Raise 55000 if a table is unlogged or does not have this shape. */
 void
 dlock_shape_check(Relation relation, const DlockShape *shape)
 {
@@ -401,8 +401,8 @@ is_valid(const DlockColumn *column, Datum value)
 }
 
 /*
- * A ticket has a ttl if and only if its lease is single, which means that the
- * lease has its number; and a time of grant if and only if it is granted.
+ * A ticket has a ttl if and only if its lease is single, that is, if both have
+ * one number.  It has a time of grant if and only if it is granted.
  */
 static void
 check_ticket_row(const DlockShape *shape, const DlockStored *row)
@@ -453,8 +453,8 @@ dlock_shape_check_row(const DlockShape *shape, const DlockStored *row)
 }
 
 /*
- * Raise 55000 if a table's shape differs.  A locked table is skipped.  If no
- * shape differs, the caller must raise an error, which releases the locks.
+ * Raise 55000 if a table's shape is wrong.  A locked table is skipped.  If no
+ * error is raised, the caller must raise one, which releases the locks.
  */
 void
 dlock_rows_check(DlockSpace *space)

@@ -45,7 +45,7 @@ extern void dlock_shape_check_row(const DlockShape *shape,
 								  const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* faster to load than a worker starts */
+#define DLOCK_ROWS_AT_ONCE	500 /* loading them beats starting a worker */
 
 /* Parts of a load, in their order */
 typedef enum DlockLoadPart

@@ -103,7 +103,7 @@ dlock_slots_open(DlockSpace *space)
 	return table;
 }
 
-/* The slots of a lock, or 0 */
+/* The slots in a lock's row; 0 if it has no row */
 int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key)
 {

@@ -67,7 +67,7 @@ forget_tables(Datum arg, Oid relation)
 }
 
 /*
- * Raise 55000 if a table's shape differs.  Repeat the check if an invalidation
+ * Raise 55000 if a table's shape is wrong.  Repeat the check if invalidations
  * came during the check: taking any lock, also on a catalog, processes them.
  */
 static void
@@ -171,7 +171,7 @@ set_name(Table *table, int column, const char *text)
 	set(table, column, false, NameGetDatum(name));
 }
 
-/* Write the current info.  If newer than the image, it is marked again. */
+/* Write the current info.  A record with newer info has been marked again. */
 static void
 set_info(Table *table, int column, DlockRecord *record)
 {
@@ -335,7 +335,7 @@ open_tables(DlockSpace *space)
 	return true;
 }
 
-/* Set the commit's time late, because the transaction may have waited. */
+/* Set the commit's time again, because the transaction may have waited. */
 static void
 set_commit_time(XactEvent event, void *arg)
 {
@@ -345,7 +345,7 @@ set_commit_time(XactEvent event, void *arg)
 
 /*
  * Give this process's commits an origin, so that subscribers with "origin =
- * none" do not receive them.  The time set here becomes the commit's time.
+ * none" do not receive them.  The origin's time counts as the commit's time.
  */
 static void
 mark_origin(void)
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows of a copy, and of tickets that ended with their lease.  The rows
- * alone decide: a new record may have a row before its number is entered.
+ * Delete rows of a copy, and of tickets that ended with their lease.  Only the
+ * rows can tell: a record may have a row before a look-up by number finds it.
  */
 void
 dlock_rows_remove_dead(void)
