@@ -24,7 +24,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
-/* 16 has a header for varlena macros; 19's other headers do not include it */
+/* 16: varlena macros got a header, which 19's other headers do not include */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
@@ -33,7 +33,7 @@
 #error "dlock needs PostgreSQL 15 or later"
 #endif
 
-/* 19: the name is in shared memory; before, each process registers it */
+/* 19: the name is in shared memory; before 19, each process registers it */
 static inline int
 compat_lwlock_new_tranche(const char *name)
 {
@@ -54,7 +54,7 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 
 /*
  * Do not replicate what this process writes to subscribers with "origin =
- * none" (from 16 on).  Each commit then has the given time as its origin's.
+ * none" (from 16 on).  Each commit then has the given time as origin time.
  *
  * 19: the variables became members of a structure
  */
@@ -90,7 +90,7 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_EXECUTOR_RUN_ARGUMENTS	queryDesc, direction, count, execute_once
 #endif
 
-/* 19: the hook of parse analysis gets a constant */
+/* 19: the hook of parse analysis must not change the JumbleState */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_JUMBLE_STATE	const JumbleState
 #else
@@ -118,7 +118,7 @@ compat_procno(PGPROC *proc)
 #endif
 }
 
-/* 17: LogLogicalMessage() has another argument, and can flush */
+/* 17: LogLogicalMessage() has one more argument, to flush the record */
 static inline XLogRecPtr
 compat_log_message(const char *prefix)
 {
@@ -129,7 +129,7 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/* 18, and new minor releases before: a flag says if the status is valid */
+/* 18, and late minor releases of 15 to 17: a flag says the status is valid */
 static inline bool
 compat_sync_standbys_defined(void)
 {
@@ -150,8 +150,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Has this transaction given a relation a new file?  True even if a later file
- * was rolled back to a savepoint.
+ * Has this transaction given a relation a new file?  True even if a rollback
+ * to a savepoint has undone a later file.
  *
  * 16: relfilenodes became relfilenumbers and locators
  */
@@ -214,7 +214,7 @@ compat_next_waiter(LOCK *lock, PGPROC *before)
 							 offsetof(PGPROC, COMPAT_WAIT_LINK));
 }
 
-/* The next lock in a partition that a process holds or waits for */
+/* The next lock that a process holds or waits for, in one partition */
 static inline PROCLOCK *
 compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 {
@@ -225,7 +225,7 @@ compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 
 /*
  * Add a suffix to the process title.  The caller must give the result to
- * compat_ps_suffix_remove().  16 has functions; before, lock.c copies titles.
+ * compat_ps_suffix_remove().  Before 16, lock.c copies titles.
  */
 static inline char *
 compat_ps_suffix_set(const char *suffix)

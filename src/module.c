@@ -40,8 +40,8 @@ static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
 /*
  * If the transaction has lost a guarded lock, all statements but those of
- * transaction control fail.  Do not read "pstmt" after it has run: a ROLLBACK
- * in a procedure frees the CALL if this came by the extended protocol.
+ * transaction control fail.  Do not read "pstmt" once it has run: if it is a
+ * CALL by the extended protocol, a ROLLBACK in the procedure frees it.
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,

@@ -29,7 +29,7 @@ typedef enum DlockScope
 {
 	DLOCK_SESSION,
 	DLOCK_TRANSACTION,
-	DLOCK_LEASE					/* part of a DlockLeaseTicket */
+	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket */
 } DlockScope;
 
 /* A name space: a new installation of the extension starts empty */
@@ -65,7 +65,7 @@ dlock_name_words(unsigned int length)
 
 /*
  * A word of a name, padded as in a key.  It is assembled in a register,
- * because reading a word in memory whose bytes were just written stalls.
+ * because a load of a word stalls if its bytes were just stored.
  */
 static inline uint64
 dlock_name_word(const char *name, unsigned int length, unsigned int word)
@@ -77,7 +77,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 		memcpy(&result, name + word * 8, 8);
 	else if (length >= 8)
 	{
-		/* read the last 8 bytes, and shift out the previous word's */
+		/* read the last 8 bytes, and shift out those of the previous word */
 		memcpy(&result, name + length - 8, 8);
 #ifdef WORDS_BIGENDIAN
 		result <<= (8 - rest) * 8;
@@ -149,12 +149,12 @@ typedef struct DlockRequest
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;
 	const char *info;			/* or NULL */
-	const char *channel;		/* announce the grant there, or NULL */
+	const char *channel;		/* where to announce the grant; or NULL */
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
-	DlockLease *lease;			/* DLOCK_LEASE: of the ticket */
+	DlockLease *lease;			/* DLOCK_LEASE: the ticket's lease */
 	const char *owner;			/* DLOCK_LEASE: the owner given, or NULL */
-	DlockKey	key;			/* last: only fields before it are zeroed */
+	DlockKey	key;			/* last: callers zero all fields before it */
 } DlockRequest;
 
 typedef enum DlockOutcome

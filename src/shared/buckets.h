@@ -12,10 +12,10 @@
 
 #include "shared/inner.h"
 
-/* Returns where an entry links to the next one; sets *hash to its hash */
+/* Returns an entry's link to the next one; sets *hash to the entry's hash */
 typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);
 
-/* The segment of a bucket behind the first DLOCK_FIRST_BUCKETS */
+/* The segment of a bucket that is not one of the first DLOCK_FIRST_BUCKETS */
 static inline int
 dlock_segment_of(uint32 bucket)
 {
@@ -39,7 +39,7 @@ dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 {
 	uint32		bucket = hash & buckets->mask;
 
-	/* not in use yet: its entries are still in the bucket to be divided */
+	/* not in use yet: the bucket's entries are in the one to be divided */
 	if (bucket >= buckets->num_buckets)
 		bucket &= buckets->mask >> 1;
 	return dlock_bucket_at(buckets, bucket);

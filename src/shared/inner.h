@@ -179,9 +179,9 @@ extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 
 /* ticket.c */
 /*
- * Change a ticket's state.  Change the ticket and its links before, because
- * processes read the state without the lock, and a session may free a GONE
- * ticket.
+ * Change a ticket's state.  The caller changes the ticket and its links first,
+ * because processes read the state without the lock, and a session may free a
+ * GONE ticket.
  */
 static inline void
 dlock_ticket_set_state(DlockTicket *ticket, DlockState state)

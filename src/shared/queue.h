@@ -101,7 +101,7 @@ find_number(const DlockList *list, int64 number)
 typedef struct DlockWakeups
 {
 	DlockSpace *space;			/* wake its worker; or NULL */
-	DlockLeaseTicket *heir;		/* wake its session; a reference; or NULL */
+	DlockLeaseTicket *heir;		/* a reference: wake its session; or NULL */
 	DlockSpace *outbox;			/* wake its sender; or NULL */
 	int			count;
 	int			procnos[8];

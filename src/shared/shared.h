@@ -23,8 +23,8 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 
 /*
- * Bounds of dlock.max_memory.  In a smaller area, pieces of some sizes can
- * leave no room for others.  DSA cannot address a larger one.
+ * Bounds of dlock.max_memory.  Below them, pieces of some sizes can leave no
+ * room for others.  Above them, DSA cannot address the area.
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -218,11 +218,11 @@ typedef struct DlockExpiry
 	DlockReportText info;
 	int64		ttl;			/* all times in microseconds */
 	int64		renewed;		/* microseconds ago */
-	int64		unconfirmed;	/* microseconds since standbys last answered;
-								 * 0: they do not count */
+	int64		unconfirmed;	/* microseconds since the latest acknowledged
+								 * heartbeat; 0: standbys do not count */
 	int			attached_pid;	/* of the session it is attached to; 0: none */
 	bool		session_ended;	/* that session has ended */
-	uint32		held;			/* number of tickets; the first are below */
+	uint32		held;			/* tickets that hold; the first are below */
 	uint32		waiting;
 	int			num_tickets;
 	struct
@@ -277,7 +277,7 @@ typedef struct DlockRow
 	int32		slots;
 	int32		permits;
 	uint32		position;		/* in the queue; 0: among the holders */
-	bool		granted;		/* holds, and does not only block others */
+	bool		granted;		/* holds; a holder that has ended does not */
 	DlockScope	scope;
 	uint32		session_depth;
 	uint32		xact_depth;
@@ -295,7 +295,7 @@ typedef struct DlockRow
 	uint16		info_length;
 	uint16		owner_length;
 	uint16		channel_length; /* 0: none */
-	char		text[FLEXIBLE_ARRAY_MEMBER];	/* texts, in that order */
+	char		text[FLEXIBLE_ARRAY_MEMBER];	/* the texts, in this order */
 } DlockRow;
 
 static inline bool
@@ -320,7 +320,7 @@ typedef struct DlockMember
 	TimestampTz enqueued_at;
 	bool		granted;
 	bool		leaves;			/* has ended; leaves once its row is removed */
-	bool		counts;			/* holds, waits, or keeps the lock closed */
+	bool		counts;			/* holds, waits, or a pin or delay keeps it */
 	bool		closed;			/* keeps the lock closed, by a delay */
 } DlockMember;
 
@@ -585,7 +585,7 @@ dlock_state_has_ended(DlockState state)
 	return state != DLOCK_WAITING && state != DLOCK_GRANTED;
 }
 
-/* Is a ticket shared, or about to be?  Called without a lock. */
+/* Is a ticket shared, or about to be?  Needs no lock. */
 static inline bool
 dlock_ticket_is_shared(const DlockTicket *ticket)
 {
@@ -658,8 +658,8 @@ typedef struct DlockMessage
 	int64		number;
 	uint32		events;
 	char		channel[NAMEDATALEN];
-	char		name[6 * DLOCK_MAX_NAME + 3];	/* quoted; up to \uXXXX a
-												 * byte */
+	char		name[6 * DLOCK_MAX_NAME + 3];	/* quoted; a byte takes
+												 * up to \uXXXX */
 } DlockMessage;
 
 extern int	dlock_outbox_copy(DlockSpace *space, DlockMessage *messages,

@@ -21,7 +21,7 @@
  *	  DlockLeaseTicket	a DlockTicket of lease scope, with more fields
  *	  DlockLease		one per lease, linked into its space
  *	  DlockWatched		one per watched name, in its partition
- *	  DlockWatch		one per session and channel that watch it
+ *	  DlockWatch		one per watched name, session and channel
  *
  * The entry of a lock is its DlockLock.  "The lock entry's lock" is the LWLock
  * of the entry's partition; it protects the entry, and all links and states of
@@ -78,7 +78,7 @@ typedef enum DlockState
 /* A doubly linked list of links in the area */
 typedef struct DlockLink
 {
-	dsa_pointer prev;			/* protected as the list is */
+	dsa_pointer prev;			/* both are protected as their list is */
 	dsa_pointer next;
 } DlockLink;
 
@@ -89,7 +89,7 @@ typedef struct DlockList
 	uint32		length;
 } DlockList;
 
-/* Events of a ticket that NOTIFY announces; the ticket owns this */
+/* A ticket's events, for NOTIFY; the ticket owns this, unless "orphaned" */
 typedef struct DlockAnnouncement
 {
 	DlockLink	link;			/* in DlockSpace.outbox; must be first */
@@ -105,17 +105,17 @@ typedef struct DlockAnnouncement
 	uint64		claim;			/* number of that session's claim */
 	uint32		events;			/* DLOCK_EVENT_... still to be sent */
 	uint32		sending;		/* the events that the sender is sending */
-	bool		in_outbox;		/* in the list: armed, with events (I28) */
-	bool		orphaned;		/* no ticket needs it: freed once it is sent */
+	bool		in_outbox;		/* in the outbox: armed, with events (I28) */
+	bool		orphaned;		/* no ticket owns it: free it once sent */
 	int64		number;			/* of the ticket */
-	bool		granted;		/* DLOCK_EVENT_GRANTED is or was an event */
-	bool		wanted;			/* another ticket waits; sent if "granted" */
+	bool		granted;		/* its grant is in "events", or was sent */
+	bool		wanted;			/* another ticket waits; told if "granted" */
 
 	/* set once, before another process can free the announcement */
-	bool		counted;		/* in DlockSpace.announced */
+	bool		counted;		/* counted in DlockSpace.announced */
 
 	/* immutable */
-	char		name[FLEXIBLE_ARRAY_MEMBER];	/* quoted JSON string */
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* lock's, as quoted JSON */
 } DlockAnnouncement;
 
 #define DLOCK_EVENT_GRANTED		0x01
@@ -130,27 +130,27 @@ typedef struct DlockTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	uint64		session;		/* its backend's, maybe gone; 0: a lease's */
+	uint64		session;		/* of its backend; 0: a lease has the ticket */
 	int			procno;
 	int			pid;
-	Oid			role;			/* the requester's, or the lease's; its memory
-								 * counts for this role */
+	Oid			role;			/* of the requester or the lease; the ticket's
+								 * memory counts for it */
 	uint8		scope;			/* DlockScope of the first request */
 	uint8		mode;			/* DlockMode; can become shared, under the
 								 * lock entry's lock */
-	bool		wanted;			/* a ticket has waited since the grant (I28);
+	bool		wanted;			/* since the grant, a ticket has waited (I28);
 								 * protected by the lock entry's lock */
-	int32		slots;			/* 0 except for slots */
-	int32		permits;		/* 1 except for slots */
-	uint32		queue_length;	/* after joining; 0: no wait */
-	uint32		pins;			/* commits in progress that guard with it;
+	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
+	int32		permits;		/* 1 unless mode is DLOCK_SLOTS */
+	uint32		queue_length;	/* its first place in the queue; 0: no wait */
+	uint32		pins;			/* commits in progress that pin it (I24);
 								 * protected by the lock entry's lock */
 	TimestampTz enqueued_at;
 
 	/* protected by the lock entry's lock */
-	TimestampTz granted_at;		/* < 0 in a wait: dlock_ticket_begin_wait() */
+	TimestampTz granted_at;		/* below 0: see dlock_ticket_begin_wait() */
 
-	/* the same; a lease's ticket: changed under the lease lock, too (I19) */
+	/* the same; for a lease's ticket, changes need the lease lock too (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
@@ -159,14 +159,14 @@ typedef struct DlockTicket
 	/* atomic: changed under the lock entry's lock */
 	pg_atomic_uint32 state;		/* DlockState */
 
-	/* atomic, written by the owner: acquires not yet released */
+	/* atomic, written by its session: acquires not yet released */
 	pg_atomic_uint32 session_depth;
 	pg_atomic_uint32 xact_depth;
 } DlockTicket;
 
 /*
- * The part of a lease or lease's ticket that concerns its row in a table.  To
- * change either, a process marks the record; the worker writes it (journal.c).
+ * The part of a lease or lease's ticket that concerns its row.  A process that
+ * changes either marks the record; the worker writes the row (journal.c).
  */
 typedef struct DlockRecord
 {
@@ -187,7 +187,7 @@ typedef struct DlockRecord
 
 	/* the record of a single lease ends here */
 
-	/* broadcast after each write of the row, and when it is finished */
+	/* broadcast after each write of the row, and once "finished" */
 	ConditionVariable changed;
 
 	/* protected by the lock of its partition of the table of numbers */
@@ -199,11 +199,11 @@ typedef struct DlockRecord
 	uint32		marked;			/* number of the latest mark */
 
 	/* atomic: written by the worker, "lsn" first */
-	pg_atomic_uint32 written;	/* number of the latest mark written */
+	pg_atomic_uint32 written;	/* the latest mark that was written */
 	pg_atomic_uint64 lsn;		/* end of that write, or of a later one */
 } DlockRecord;
 
-/* For changes of a lease's ttl or durability; made by the first change */
+/* For changes of a lease's ttl or durability; allocated for the first one */
 typedef struct DlockRetiming
 {
 	DlockLink	link;			/* in DlockSpace.retimed; must be first */
@@ -212,8 +212,8 @@ typedef struct DlockRetiming
 	dsa_pointer lease;			/* DlockLease */
 
 	/* protected by the space's lease lock */
-	int64		next_ttl;		/* the row's, in us; 0: same as the lease's */
-	bool		listed;			/* in the list, which refers to the lease */
+	int64		next_ttl;		/* the row's, in us; 0: the lease's own ttl */
+	bool		listed;			/* listed, with a reference to the lease */
 } DlockRetiming;
 
 /*
@@ -230,12 +230,12 @@ struct DlockLease
 	/* immutable once it has a number */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	Oid			role;			/* owner; its memory counts for this role */
+	Oid			role;			/* the owner, for whom its memory counts */
 	uint16		role_name;		/* offset of the owner's name, at the end */
 	bool		single;			/* of one ticket, whose number it has */
 
 	/* used only by the session that makes the lease */
-	bool		has_place;		/* has room for a ticket not yet made */
+	bool		has_place;		/* has room for its ticket, not made yet */
 
 	/* protected by the space's lease lock */
 	bool		in_leases;		/* in DlockSpace.leases */
@@ -257,7 +257,7 @@ struct DlockLease
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
-	/* when standbys answered or began to count; DLOCK_NO_DEADLINE: not yet */
+	/* least dlock_lease_confirmed_at(), or DLOCK_NO_DEADLINE: no limit yet */
 	pg_atomic_uint64 confirmed;
 
 	/* atomic */
@@ -306,7 +306,7 @@ typedef struct DlockLeaseTicket
 	uint32		request;		/* hash of its request */
 
 	/* atomic, increased under the lock entry's lock */
-	pg_atomic_uint32 claims;	/* calls that returned it or may; 0 ends it */
+	pg_atomic_uint32 claims;	/* calls that have returned or may return it */
 
 	/* protected by the lock of its partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
@@ -319,15 +319,15 @@ typedef struct DlockLeaseTicket
 	bool		in_tickets;		/* in "tickets" of its lease */
 	bool		in_closed;		/* in its lease's "closed" */
 	bool		announced;		/* its grant is in the outbox, or was sent */
-	bool		inherited;		/* an heir whose row preceded its grant */
+	bool		inherited;		/* its row was in the WAL before its grant */
 
 	/* changed under both the lock entry's lock and the lease lock */
-	bool		lowers;			/* becomes shared once its row does (I18) */
+	bool		lowers;			/* becomes shared once its row says so (I18) */
 	bool		heir;			/* its row says granted from the start (I17) */
-	bool		leaves;			/* its removal is in the journal or the WAL */
+	bool		leaves;			/* its end is in the journal or the WAL */
 
 	/* changed under the lease lock; the worker reads it without a lock */
-	int8		announce_at;	/* grant announced if durable at this level */
+	int8		announce_at;	/* the level at which its grant is announced */
 
 	/*
 	 * The lease's durability when the row first said granted, and that row's
@@ -356,13 +356,13 @@ typedef struct DlockLock
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
-	int32		slots;			/* permits in all, as requested or set; or 0 */
+	int32		slots;			/* permits in all, requested or set; 0: none */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		closed;			/* holders kept by a delay; then none fits */
+	uint32		closed;			/* holders kept by a delay: no ticket fits */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
-	bool		leased:1;		/* held for a lease since it was last free */
+	bool		leased:1;		/* a lease has held it since it was free */
 	bool		settled:1;		/* set_slots changed before dlock_slots was
 								 * loaded; keeps the entry */
 
@@ -399,7 +399,7 @@ typedef struct DlockBuckets
 /* A partition of the table of locks; see lock_table.c */
 typedef struct DlockPartition
 {
-	/* protects the fields below, all entries here, and their locks' tickets */
+	/* protects the fields below, and all entries here with their tickets */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockLock */
 	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue */
@@ -415,7 +415,7 @@ typedef struct DlockPartition
 /* A partition of the table of numbers, or of requests; see id_table.c */
 typedef struct DlockIdPartition
 {
-	/* protects the fields below, and the fields of entries that name it */
+	/* protects the fields below, and the entries' fields for this table */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockRecord, or DlockLeaseTicket */
 
@@ -437,12 +437,12 @@ typedef struct DlockWatched
 	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* changed under both these locks; read under one, held exclusively */
+	/* changed under that lock and the outbox's; read under one if exclusive */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
 	DlockList	watches;		/* armed watches, in the order of "told" */
-	uint64		due;			/* no message before then, monotonic */
+	uint64		due;			/* no message before this time; monotonic */
 	uint64		round;			/* a round tells each watch with a lower
 								 * "told"; 0: no round in progress */
 
@@ -462,8 +462,8 @@ typedef struct DlockWatch
 
 	/* protected by the outbox's lock */
 	bool		armed;			/* the session's LISTEN is in effect */
-	uint64		told;			/* "changes" when it was last told; or 0 */
-	uint64		telling;		/* DlockTelling.number that last copied it */
+	uint64		told;			/* value of "changes" last told; 0: not yet */
+	uint64		telling;		/* DlockTelling.number of its latest copy */
 } DlockWatch;
 
 /* Buckets of dlock_wait_histogram; the last has no bound (counter.c) */
@@ -519,7 +519,7 @@ typedef struct DlockContention
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
-/* Places by lock; two locks in use rarely share one; a power of 2 */
+/* Places of "removed"; two locks in use rarely share one; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
 
 /* Least number of dead rows for which the tables of leases are vacuumed */
@@ -535,10 +535,10 @@ typedef struct DlockContention
 typedef struct DlockHeartbeat
 {
 	XLogRecPtr	lsn;			/* where it ends */
-	uint64		sent;			/* time before it was written; monotonic */
+	uint64		sent;			/* time read before the write; monotonic */
 } DlockHeartbeat;
 
-/* Jobs of a space's background processes; each has one holder (I20) */
+/* Jobs of a space's background processes; each has at most one holder (I20) */
 typedef enum DlockOffice
 {
 	DLOCK_WORKER,
@@ -553,13 +553,13 @@ typedef struct DlockLoading
 	int			part;			/* DlockLoadPart in progress */
 	int64		last;			/* number of the latest row read there */
 
-	/* rows of another system or database: how many, and the first */
+	/* rows from elsewhere: how many, and from where the first one is */
 	uint64		num_foreign;
 	uint64		foreign_system;
 	Oid			foreign_database;
 } DlockLoading;
 
-/* purge.c removes a space if no backend uses it or can use it again. */
+/* purge.c removes a space that no backend uses and none can use again. */
 struct DlockSpace
 {
 	/* immutable */
@@ -580,7 +580,7 @@ struct DlockSpace
 	/* protected by lease_lock */
 	LWLock		lease_lock;
 	DlockList	leases;			/* of DlockLease */
-	DlockList	journal;		/* of DlockRecord, the oldest mark first */
+	DlockList	journal;		/* of DlockRecord, the first marked first */
 
 	/* atomic */
 	pg_atomic_uint32 loaded;	/* the tables of leases are in memory */
@@ -604,8 +604,8 @@ struct DlockSpace
 	DlockLoading loading;
 
 	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* entries with "settled", or more */
-	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory; set earlier */
+	pg_atomic_uint32 settled;	/* number of "settled" entries, or greater */
+	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
@@ -613,7 +613,7 @@ struct DlockSpace
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
 
-	/* when the latest acknowledged heartbeat was sent; monotonic */
+	/* by level: when the latest acknowledged heartbeat was sent; monotonic */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS];
 
 	/* when a process last began to send a heartbeat; monotonic */
@@ -625,7 +625,7 @@ struct DlockSpace
 		pg_atomic_uint32 holder;	/* proc number, plus 1; or 0 */
 		pg_atomic_uint64 asked_at;	/* last request for a holder; monotonic */
 	}			offices[DLOCK_NUM_OFFICES];
-	pg_atomic_uint32 worker_comes;	/* worker looks at the journal in 10 ms */
+	pg_atomic_uint32 worker_comes;	/* worker sees new marks within 10 ms */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died early */
 
 	/*
@@ -633,7 +633,7 @@ struct DlockSpace
 	 * Lower half: since when, monotonic modulo 2^32.  0: no such table.
 	 */
 	pg_atomic_uint64 blocked_on;
-	pg_atomic_uint64 next_due;	/* when a lease is due if there is no worker */
+	pg_atomic_uint64 next_due;	/* when a lease is due; set as a worker ends */
 	pg_atomic_uint32 dead_rows; /* estimate, for the tables of leases */
 	pg_atomic_uint32 vacuum_at; /* dead_rows at which a vacuum starts */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
@@ -641,7 +641,7 @@ struct DlockSpace
 	/* by lock: end of the latest commit that removed a holder's row; or 0 */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
-	/* totals: backends add to them at once, or as they leave (counter.c) */
+	/* totals, without what is in the counters of DlockBackends (counter.c) */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
 	/* exclusive to move a backend's counts to "counters", shared to sum up */
@@ -666,7 +666,7 @@ typedef struct DlockSpaceEntry
 	uint64		unreserved;		/* first number not yet reserved */
 } DlockSpaceEntry;
 
-/* A backend's slot.  A ticket with another session has no owner any more. */
+/* A slot, by proc number.  "session" tells its successive backends apart. */
 typedef struct DlockBackend
 {
 	pg_atomic_uint64 session;	/* 0: slot unused */
@@ -674,17 +674,17 @@ typedef struct DlockBackend
 
 	/* protected by mutex */
 	slock_t		mutex;
-	uint64		wait_count;		/* waits begun so far: the wait's number */
+	uint64		wait_count;		/* waits begun so far; the latest's number */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
 	dsa_pointer wait_lease;		/* lease that the ticket is for; or invalid */
 	DlockMode	wait_mode;		/* requested mode */
 	int32		wait_permits;
 	DlockKey	wait_key;		/* lock waited for */
 
-	/* atomic, as the fields below: set by a waiter that finds a deadlock */
+	/* atomic, as the fields below: the finder of a deadlock sets a victim's */
 	pg_atomic_uint32 check_requested;
 
-	/* incremented if a ticket of this backend is ended by force */
+	/* incremented when a ticket of this backend is ended by force */
 	pg_atomic_uint32 lost;
 
 	/* written by this backend only, so without a locked instruction */
@@ -751,7 +751,7 @@ typedef struct DlockHeader
 	int32		table_tranche;
 	uint32		layout;			/* DLOCK_LAYOUT of the segment */
 	uint32		sizes;			/* its layout_sizes(): builds may differ */
-	char		version[64];	/* of the library that made it */
+	char		version[64];	/* of the library that made the segment */
 	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID */
 	uint32		num_pids;		/* the segment begins with so many PIDs, each a
 								 * pg_atomic_uint32 */
