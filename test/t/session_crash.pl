@@ -1,10 +1,9 @@
 # If a backend crashes, PostgreSQL creates new shared memory, and so does
-# dlock.  Then no session holds a lock, all can be acquired, and fences grow
-# on.
+# dlock.  Then no session holds a lock, all locks can be acquired, and fences
+# continue to grow.
 #
-# What would break it: shared state that survives, in whole or in part, or a
-# part that is found without the rest; numbers drawn before their reservation
-# is durable; memory that is left behind.
+# What would break it: shared state that survives, in whole or in part; numbers
+# drawn before their reservation is durable; memory that is left behind.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,7 +13,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
 use Test::More;
 
-# With mmap, the server's dynamic shared memory can be counted.
+# With mmap, the test can count the server's segments of shared memory.
 my $node = new_server(
 	'main',
 	conf => q{
@@ -28,7 +27,7 @@ sub segments
 	return scalar(() = glob($node->data_dir . '/pg_dynshmem/*'));
 }
 
-# their number after the first call in a server
+# the number of segments after the first call in a server
 my $segments = segments();
 
 # Kill a backend, and wait until the server is back.  All sessions, "witness"
@@ -50,7 +49,7 @@ sub begins_anew
 		'0', "$what: nothing is held");
 	is($node->safe_psql('postgres', 'SELECT acquired FROM dlock_stats'),
 		'0', "$what: counters begin at zero");
-	# the second may have to wait for the first one's session to end
+	# The second may have to wait until the first session has ended.
 	push @fences,
 	  $node->safe_psql('postgres', "SELECT dlock_try_acquire('lock')"),
 	  fence($node);
@@ -78,7 +77,7 @@ foreach my $who ('holder', 'waiter', 'bystander')
 	begins_anew("$who killed");
 }
 
-# While sessions work: acquiring and releasing locks, names and memory
+# A crash while sessions acquire and release locks, names and memory
 foreach my $round (1 .. 3)
 {
 	my @sessions = map { session($node) } 1 .. 4;
@@ -103,7 +102,7 @@ foreach my $round (1 .. 3)
 	begins_anew("killed at work, round $round");
 }
 
-# Without restart_after_crash the server stops, and can be started.
+# Without restart_after_crash, the server stops, and can be started.
 {
 	my $holder = session($node);
 	my $victim = session($node);

@@ -1,8 +1,8 @@
 # A deadlock has exactly one victim, the youngest of its tickets, whose error
 # lists every wait in it.  Without a deadlock there is no victim.
 #
-# What would break it: a check that trusts what it saw at two moments; two
-# waiters that each choose the other, or themselves, as the victim; a cycle
+# What would break it: a check that combines waits which it saw at two moments;
+# two waiters that each choose the other, or themselves, as the victim; a cycle
 # through a heavyweight lock that no session looks for again.
 
 use strict;
@@ -17,8 +17,8 @@ use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Only sessions that set deadlock_timeout look for deadlocks.  If it is short,
-# autovacuum would be canceled for blocking a session, and log an error.
+# Only sessions that set deadlock_timeout look for deadlocks.  A short general
+# setting would cancel an autovacuum that blocks a session, with an error.
 my $node = new_server('main',
 	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
 my $admin = session($node);
@@ -27,7 +27,7 @@ my $deadlocks = 0;
 
 $node->safe_psql('postgres', 'CREATE TABLE t AS SELECT 0 AS n');
 
-# The detail of a victim's error, sorted, without the numbers of transactions
+# Return the detail of a victim's error, sorted, without transaction ids.
 sub detail
 {
 	my ($answer) = @_;
@@ -63,7 +63,7 @@ sub waits_for
 		"{$blocker->{pid}}", $test);
 }
 
-# Nothing is left of it, and there was only one more victim.
+# Check that no lock is left, and that there was only one more victim.
 sub is_over
 {
 	my ($test, @sessions) = @_;
@@ -80,8 +80,8 @@ sub is_over
 }
 
 #
-# Rings, in which each session waits for the next one's lock.  The first, the
-# last, one in the middle or all of them look.
+# Rings, in which each session waits for the next session's lock.  The first
+# session, the last, one in the middle, or all of them look for deadlocks.
 #
 foreach my $size (2, 3, 10)
 {
@@ -109,7 +109,7 @@ foreach my $size (2, 3, 10)
 				} 0 .. $last),
 			"$test: the youngest is told all edges");
 
-		# The others continue, one after the other.
+		# The other sessions continue, one after another.
 		$ring[$last]->query('SELECT dlock_release_all()');
 		foreach my $i (reverse 0 .. $last - 1)
 		{
@@ -122,8 +122,8 @@ foreach my $size (2, 3, 10)
 
 #
 # Every kind of wait in one ring, closed by a session that waits for a
-# heavyweight lock, unknown to dlock.  The victim is the youngest ticket: that
-# of the session that looks, or of another one, which the first one tells.
+# heavyweight lock, unknown to dlock.  The victim is the youngest ticket, of
+# the session that looks, or of another session, which the first session wakes.
 #
 foreach my $looker (0, 1)
 {
@@ -151,7 +151,7 @@ foreach my $looker (0, 1)
 			"SELECT cardinality(pg_blocking_pids($waiter->{pid})) = 1");
 		is( $admin->query("SELECT dlock_blocking_pids($waiter->{pid}) = "
 				  . "pg_blocking_pids($waiter->{pid})"),
-			't', "$test: not a wait of dlock's");
+			't', "$test: the last wait is not in dlock");
 	}
 	$e->start('UPDATE t SET n = n + 1');
 
@@ -182,7 +182,7 @@ like(
 	qr/DETAIL:  Process (\d+) waits for .*\n(\t.*\n)*\tProcess \1: SELECT dlock_acquire\('/,
 	"the server's log has the queries");
 
-# A knot: two holders of permits wait for the writer, which waits for permits.
+# A knot: two holders of permits wait for the writer, which waits for both.
 {
 	my @holders = map { session($node) } 1 .. 2;
 	my $writer = session($node);
@@ -196,8 +196,8 @@ like(
 		$admin->until_waits($holder);
 	}
 
-	# It waits for the knot, with the youngest ticket, but no session waits for
-	# it.
+	# This session waits for the knot with the youngest ticket, but no session
+	# waits for it.
 	$writer->query($looks);
 	$writer->start("SELECT dlock_acquire('two', slots => 2)");
 	$bystander->query($looks);
@@ -208,7 +208,7 @@ like(
 			edge($holders[0], 'exclusive hold of lock "x"', $writer),
 			edge($holders[1], 'exclusive hold of lock "x"',
 				$writer, $holders[0])),
-		'knot: the victim is told all edges');
+		'knot: the victim\'s error lists all waits');
 	$writer->quit;
 	foreach my $session (@holders, $bystander)
 	{
@@ -219,8 +219,8 @@ like(
 }
 
 #
-# Storms.  Clients hold and wait for a moment, and look for deadlocks after a
-# millisecond, so that much changes during a look.
+# Storms.  Clients hold and wait briefly, and look for deadlocks after a
+# millisecond, so that the waits change during a look.
 #
 $node->append_conf('postgresql.conf',
 	"deadlock_timeout = '1ms'\nlog_lock_waits = on\n");
@@ -229,8 +229,8 @@ $admin->wait_for("SELECT current_setting('deadlock_timeout') = '1ms'");
 $node->safe_psql('postgres',
 	'CREATE TABLE rows AS SELECT id, 0 AS n FROM generate_series(1, 9) AS id');
 
-# storm($seconds, @scripts): runs them with 20 clients, and returns how many
-# transactions were done, and how many of those failed
+# storm($seconds, @scripts): runs the scripts with 20 clients.  Returns the
+# number of transactions, and the number of failed transactions.
 sub storm
 {
 	my ($seconds, @scripts) = @_;
@@ -261,9 +261,9 @@ sub storm
 	return ($done, $failed);
 }
 
-# In one order of rows and locks: no cycle, and no victim.  The last two look
-# like one: the waiter for the lock holds a row, and the former holder of the
-# lock waits for the row just after its release.
+# If all clients lock rows and names in one order, there is no cycle or victim.
+# The last two scripts look like a cycle: the waiter for the lock holds a row,
+# and the lock's former holder waits for the row just after its release.
 my $offset = -s $node->logfile;
 my ($done, $failed) = storm(
 	ample(10),
@@ -311,15 +311,15 @@ END $$;
 my $log = slurp_file($node->logfile, $offset);
 my $looked = () = $log =~ /still waiting for/g;
 note "$done transactions, $looked looks";
-cmp_ok($looked, '>', 100, 'order: they looked');
-is($failed, 0, 'order: nobody is a victim');
-unlike($log, qr/ERROR/, 'order: nor did anything else fail');
+cmp_ok($looked, '>', 100, 'order: clients looked for deadlocks');
+is($failed, 0, 'order: there is no victim');
+unlike($log, qr/ERROR/, 'order: there is no other error');
 is($admin->query('SELECT deadlocks FROM dlock_stats'),
-	$deadlocks, 'order: none is counted');
+	$deadlocks, 'order: no deadlock is counted');
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'order: nothing is left');
 
-# A lock lost by force is not held: a waiter for it waits for another session.
+# A revoked lock is not held: a waiter for it waits for the next holder.
 {
 	my ($loser, $holder, $waiter) = map { session($node) } 1 .. 3;
 
@@ -328,21 +328,21 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$holder->query("SELECT dlock_acquire('lock'), dlock_acquire('lost')");
 	$loser->query($looks);
 	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
-		't', 'lost: it is held by another one');
+		't', 'lost: another session holds the lock');
 	$waiter->start("SELECT dlock_acquire('lost') > 0");
 	$admin->until_waits($waiter);
 	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
-		't', 'lost: and waited for');
+		't', 'lost: a session waits for the lock');
 	$holder->query("SELECT dlock_release('lost')");
-	is($waiter->answer, 't', 'lost: it goes to the waiter');
+	is($waiter->answer, 't', 'lost: the waiter gets the lock');
 	$waiter->query("SELECT dlock_release('lost')");
 	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
-		't', 'lost: nobody has it');
+		't', 'lost: no session has the lock');
 	$_->quit foreach $loser, $holder, $waiter;
 }
 
-# The victim may have only a place in the queue: two cycles go through it, and
-# only its end lets all others continue.
+# The victim may have only a place in the queue: two cycles contain the place,
+# and only its end lets all other sessions continue.
 {
 	my ($head, @holders) = map { session($node) } 1 .. 3;
 	my @behind = map { session($node) } 1 .. 2;
@@ -365,12 +365,12 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$admin->until_waits($holders[0]);
 	$holders[1]->query($looks);
 	$holders[1]->start("SELECT dlock_acquire('behind 1') > 0");
-	like($head->answer, qr/40P01/, 'head: it has only a place, and is the victim');
+	like($head->answer, qr/40P01/, 'head: the session with only a place is the victim');
 	foreach my $n (0, 1)
 	{
-		is($behind[$n]->answer, 't', "head: who waited behind goes on, $n");
+		is($behind[$n]->answer, 't', "head: the next waiter goes on, $n");
 		$behind[$n]->query('SELECT dlock_release_all()');
-		is($holders[$n]->answer, 't', "head: and so does who waited for that");
+		is($holders[$n]->answer, 't', "head: a session that waited for that waiter goes on");
 	}
 	$deadlocks++;
 	$_->quit foreach $head, @holders, @behind;
@@ -399,15 +399,15 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 		edges(
 			edge($leader, 'a lock, in a parallel worker', $victim),
 			edge($victim, 'exclusive hold of lock "parallel"', $leader)),
-		'parallel: the edges');
+		'parallel: the error lists all waits');
 	$victim->query('SELECT pg_advisory_unlock(7)');
-	is($leader->answer, '1', 'parallel: the other one goes on');
+	is($leader->answer, '1', 'parallel: the other session goes on');
 	$deadlocks++;
 	$_->quit foreach $leader, $victim;
 }
 
-# Through the worker: a lease's ended ticket keeps the lock until the worker
-# has removed its row, and a session has locked the table.
+# A cycle through the worker: a lease's ended ticket keeps the lock until the
+# worker has removed its row, and a session has locked the table.
 {
 	my ($victim, $other) = map { session($node) } 1, 2;
 	my ($worker, $detail);
@@ -423,14 +423,14 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$admin->query('CREATE TABLE in_the_way (n integer)');
 	$begin->();
 
-	# the views show it, before any session looks for a deadlock
+	# The views show the cycle before any session looks for a deadlock.
 	$victim->query("SET deadlock_timeout = '1h'");
 	$other->query("SET deadlock_timeout = '1h'");
 	$other->start('LOCK TABLE in_the_way');
 	$victim->start("SELECT dlock_xact_acquire('leased')");
 	$admin->wait_for("SELECT dlock_blocking_pids($victim->{pid}) = '{$worker}'");
 	is($admin->query("SELECT dlock_blocking_pids($worker)"),
-		"{$other->{pid}}", 'worker: who keeps it from its table');
+		"{$other->{pid}}", 'worker: the session that blocks the worker');
 	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
 	is( $admin->query(
 			'SELECT count(*), max(blocked) FROM dlock_blockers'),
@@ -439,7 +439,7 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$admin->query("SELECT pg_cancel_backend($victim->{pid})");
 	like($victim->answer, qr/ERROR:  57014/, 'worker: no deadlock was looked for');
 	$victim->query('ROLLBACK');
-	is($other->answer, '', 'worker: the other one goes on');
+	is($other->answer, '', 'worker: the other session goes on');
 	$other->query('ROLLBACK');
 
 	$begin->();
@@ -450,21 +450,21 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	like(
 		$detail,
 		qr/Process $victim->{pid} waits for exclusive hold of lock "leased"; blocked by process $worker\./,
-		'worker: the edge to the worker');
+		'worker: the wait for the worker');
 	like(
 		$detail,
 		qr/Process $worker waits for RowExclusiveLock on relation \d+ of database \d+; blocked by process $other->{pid}\./,
-		'worker: and that from it');
+		'worker: the wait of the worker');
 	$victim->query('ROLLBACK');
-	is($other->answer, '', 'worker: the other one goes on');
+	is($other->answer, '', 'worker: the other session goes on');
 	$other->query('ROLLBACK');
 	$deadlocks++;
 	like($victim->query("SELECT dlock_acquire('leased')"),
-		qr/^\d+$/, 'worker: the lock is handed on');
+		qr/^\d+$/, 'worker: the lock is handed over');
 	$_->quit foreach $victim, $other;
 }
 
-# In any order: each deadlock is resolved, by one victim
+# If clients lock in any order, each deadlock is resolved, by one victim.
 $offset = -s $node->logfile;
 ($done, $failed) = storm(
 	ample(5),
@@ -488,19 +488,19 @@ SELECT dlock_release_all();
 $log = slurp_file($node->logfile, $offset);
 my $victims = () = $log =~ /ERROR:  deadlock detected/g;
 note "$done transactions, $victims victims";
-cmp_ok($done, '>', 0, 'disorder: it goes on');
+cmp_ok($done, '>', 0, 'disorder: transactions are done');
 cmp_ok($victims, '>', 0, 'disorder: there are victims');
-unlike($log, qr/ERROR:  (?!deadlock)/, 'disorder: and no other errors');
+unlike($log, qr/ERROR:  (?!deadlock)/, 'disorder: there are no other errors');
 $deadlocks += $victims;
 $admin->wait_for("SELECT deadlocks = $deadlocks FROM pg_stat_database "
 	  . "WHERE datname = 'postgres'");
 is($admin->query('SELECT deadlocks FROM dlock_stats'),
-	$deadlocks, 'disorder: all are counted');
+	$deadlocks, 'disorder: all deadlocks are counted');
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'disorder: nothing is left');
 
-# A session sees a cycle twice, but another member has given up in between, and
-# waits again and again.  That is no deadlock.
+# A session sees a cycle twice, but in between another member of the cycle has
+# given up its wait, and begun another.  That is no deadlock.
 SKIP:
 {
 	skip 'no debugger that can be attached', 3 unless debugger_works($admin);

@@ -1,5 +1,5 @@
 # However a holder or a waiter ends, the next waiter gets the lock, and the
-# ended one leaves nothing.
+# ended session leaves nothing.
 #
 # What would break it: an exit that releases locks before it has rolled back
 # the transaction; a way out of the wait loop that bypasses the queue; an error
@@ -19,7 +19,7 @@ my $admin = session($node);
 
 my $acquire = "SELECT dlock_acquire('lock') > 0";
 
-# One more session that waits for the lock
+# Start one more session that waits for the lock.
 sub waiter
 {
 	my $waiter = session($node);
@@ -106,7 +106,7 @@ while (my ($how, $end) = splice(@holders, 0, 2))
 	is($next->answer, 't', "$how: the next has the lock");
 	$admin->until_waits($last);
 	$next->quit;
-	is($last->answer, 't', "$how: and then the one after");
+	is($last->answer, 't', "$how: then the last waiter has the lock");
 	$last->quit;
 	$holder->quit;
 	nothing_left($how);
@@ -144,7 +144,7 @@ foreach my $end ('COMMIT', 'ROLLBACK', 'ROLLBACK TO s')
 		't', 'cancelled holder: still holds');
 	$admin->until_waits($next);
 	$holder->quit;
-	is($next->answer, 't', 'cancelled holder: the next comes after it');
+	is($next->answer, 't', 'cancelled holder: the next has the lock after the release');
 	$next->quit;
 	nothing_left('cancelled holder');
 }
@@ -200,14 +200,14 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 		$holder->quit;
 		is($queue[0]->answer, 't', "$where: the next has the lock");
 		$queue[0]->quit;
-		is($queue[1]->answer, 't', "$where: and then the one after");
+		is($queue[1]->answer, 't', "$where: then the last waiter has the lock");
 		$queue[1]->quit;
 		nothing_left($where);
 	}
 }
 
-# The whole rollback precedes the release of locks, in any number of
-# savepoints, also if each has pending actions of a call.
+# The whole rollback precedes the release of locks, with any number of
+# savepoints, even if each savepoint has pending actions of a call.
 {
 	my $holder = session($node);
 	my $gone = session($node);
@@ -235,7 +235,7 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	$admin->query("SELECT pg_terminate_backend($gone->{pid})");
 	is($next->answer, '', 'savepoints: the next meets no row lock');
 	$next->quit;
-	# a session has memory until its process is gone
+	# A session has memory until its process is gone.
 	backends_gone($gone->{pid}, $next->{pid});
 	cmp_ok($admin->query($used), '<=', $before, 'savepoints: no memory stays');
 	$admin->query("SELECT dlock_lease_close($_)") foreach $lease, $other;
@@ -243,7 +243,7 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	nothing_left('savepoints');
 }
 
-# The same by timeouts
+# Waits also end by timeouts.
 {
 	my $holder = session($node);
 	my %timeouts = (
@@ -269,7 +269,7 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	nothing_left('timeouts');
 }
 
-# The holder and the head of the queue, ended at once
+# The holder and the head of the queue end at once.
 foreach my $round (1 .. 10)
 {
 	my $holder = session($node);
@@ -315,7 +315,7 @@ is($met, 0, 'no row lock of a dead holder was met in 50 rounds');
 is($admin->query('SELECT n FROM t'), '50', 'and none of its writes');
 nothing_left('row locks');
 
-# Nor those of a holder that ends its transaction normally.
+# Nor does it meet those of a holder that ends its transaction normally.
 $met = 0;
 foreach my $round (1 .. 50)
 {
@@ -335,7 +335,7 @@ is($admin->query('SELECT n FROM t'), '150', 'and all of its writes');
 nothing_left('transactions');
 
 #
-# The server's ends, each with a holder and two waiters
+# Each way to stop the server, with a holder and two waiters
 #
 sub holder_and_waiters
 {
@@ -358,7 +358,7 @@ sub works_again
 	$admin->query("SELECT dlock_release('lock')");
 }
 
-# A smart shutdown waits for the sessions, and they for each other.
+# A smart shutdown waits for the sessions, which wait for each other.
 {
 	my @sessions = holder_and_waiters();
 
@@ -369,7 +369,7 @@ sub works_again
 	$sessions[0]->quit;
 	is($sessions[1]->answer, 't', 'smart shutdown: the next has the lock');
 	$sessions[1]->query("SELECT dlock_release('lock')");
-	is($sessions[2]->answer, 't', 'smart shutdown: and the one after');
+	is($sessions[2]->answer, 't', 'smart shutdown: then the last waiter has the lock');
 	$_->quit foreach @sessions, $admin;
 	poll('smart shutdown has ended',
 		sub { !-e $node->data_dir . '/postmaster.pid' });

@@ -1,11 +1,11 @@
 # An acquire that fails after the grant keeps nothing.  Before a session is
-# told of a grant, the removal of an earlier holder's row is flushed, and that
-# can fail.
+# told of a grant, it flushes the removal of the earlier holder's row, and the
+# flush can fail.
 #
-# What would break it: a ticket that counts as acquired before that.
+# What would break it: a ticket that counts as acquired before the flush.
 #
-# The flush rarely fails.  Here a debugger sets the noted position of a removal
-# to one that the WAL has not reached, while the session reads it.
+# The flush rarely fails.  Here a debugger replaces the noted position of a
+# removal, when the session reads it, by a position beyond the WAL's end.
 
 use strict;
 use warnings FATAL => 'all';
@@ -24,8 +24,8 @@ my $client = session($node);
 my $script = $node->data_dir . '/gdb';
 my $out = '';
 
-# The noted position is flushed.  The debugger replaces it when the session
-# asks for it, until the error.
+# The debugger replaces the noted position whenever the session reads it, until
+# the error.
 open(my $file, '>', $script) or die "open: $!";
 print $file <<'END';
 set pagination off
@@ -66,7 +66,7 @@ continue
 END
 close($file);
 
-# if no row was ever removed, nothing is looked up
+# If no row was ever removed, the session reads no position.
 $admin->query("SELECT dlock_release_ticket(dlock_ttl_acquire('lease', '1h'))");
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $client->query("SELECT dlock_acquire('held')");
@@ -77,15 +77,15 @@ my $gdb = IPC::Run::start(
 	IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 poll('the debugger is there',
 	sub { $gdb->pump_nb; $out =~ /^Breakpoint 3 at/m || !$gdb->pumpable });
-# fails, if the debugger can do this
+# This call fails if the debugger can replace the position.
 my $first = '' . $client->query("SELECT dlock_fence('held')");
-poll('the debugger has noted it',
+poll('the debugger has replaced the position',
 	sub { $gdb->pump_nb; $out =~ /^raised/m || !$gdb->pumpable });
 if ($out !~ /^raised/m)
 {
 	diag($out);
 	$gdb->kill_kill;
-	plan skip_all => 'the debugger cannot do this';
+	plan skip_all => 'the debugger cannot replace a position';
 }
 
 my $unflushed = qr/ERROR:  XX000: xlog flush request .* is not satisfied/;

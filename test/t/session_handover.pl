@@ -1,9 +1,9 @@
-# The next holder of a lock meets no other locks of the transaction that held
-# it, and sees its writes.
+# The next holder of a lock is not blocked by other locks of the previous
+# holder's transaction, and sees its writes.
 #
-# What would break it: a hand-over while that transaction's locks are still
-# held, or its writes not yet visible.  The transaction has many locks to
-# release, so that this moment is long enough.
+# What would break it: a hand-over while that transaction still holds locks, or
+# before its writes are visible.  The transaction has many locks to release, so
+# that this takes long enough to observe.
 
 use strict;
 use warnings FATAL => 'all';

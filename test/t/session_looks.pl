@@ -1,11 +1,11 @@
-# The search for deadlocks costs other sessions nothing, and the waiter little.
-# A waiter searches at growing intervals, unless a session waits for one of its
-# heavyweight locks.  A search reads each lock once, however many wait for it.
-# It reads none if no session waits for the waiter.
+# The search for deadlocks costs other sessions nothing, and the waiter
+# little.  A waiter searches at growing intervals, unless a session waits for
+# one of its heavyweight locks.  A search reads each lock once, however many
+# sessions wait for it, and no lock if no session waits for the waiter.
 #
 # What would break it: a request to the lock manager for each of its waiters; a
-# search by all waiters at every change; messages of all waiters that list all
-# of them.
+# search by all waiters at every change; log messages of all waiters that each
+# list all waiters.
 
 use strict;
 use warnings FATAL => 'all';
@@ -22,7 +22,7 @@ my $node = new_server('main',
 my $admin = session($node);
 my $looks = "SET deadlock_timeout = '10ms'; SET log_min_messages = debug1";
 
-# Counters of a session's looks: processes, locks and places
+# Counters of a session's searches: processes, locks and places
 sub looks_of
 {
 	my ($session) = @_;
@@ -42,8 +42,8 @@ sub advisory_waiters
 }
 
 #
-# Twelve sessions wait for a lock, each with one that others wait for.  Its
-# holder is at the end of a long queue in the lock manager.
+# Twelve sessions wait for a lock, and each has a lock that other sessions wait
+# for.  The holder is at the end of a long queue in the lock manager.
 #
 {
 	my $depth = 20;
@@ -70,13 +70,13 @@ sub advisory_waiters
 		$admin->until_waits($waiters[$i]);
 	}
 
-	# a session waits for the last one, too, but in the lock manager
+	# A session waits for the last of the twelve, but in the lock manager.
 	$last->query("SET log_lock_waits = on; $looks; SELECT pg_advisory_lock(2)");
 	$asker->start('SELECT pg_advisory_lock(2)');
 	advisory_waiters(2, 1);
 	$last->start("SELECT dlock_acquire('lock')");
 	poll('many looks', sub { looks_of($last) >= 60 });
-	pass('who could be in a cycle of the lock manager looks again and again');
+	pass('a session that could be in a heavyweight cycle looks often');
 
 	my @seen = looks_of($last);
 	my %seen;
@@ -86,17 +86,17 @@ sub advisory_waiters
 		'each lock is read once');
 	my @counts = map { scalar(looks_of($_)) } @waiters;
 	note "looks: @counts; " . @seen;
-	is(scalar(grep { $_ < 1 } @counts), 0, 'the others have looked');
+	is(scalar(grep { $_ < 1 } @counts), 0, 'the other sessions have looked');
 	is(scalar(grep { $_ > 20 } @counts), 0, '... but not as often');
 	is(scalar(map { looks_of($_) } @behind),
-		0, 'who has nothing that is waited for does not look');
+		0, 'a session that no session waits for does not look');
 
-	# A message for each of them would list all of them.
+	# Each waiter's message would otherwise list all waiters.
 	my $some = join(', ', map { $_->{pid} } @waiters[ 0 .. 9 ]);
 	$node->wait_for_log(
 		qr/process $last->{pid} still waiting for .*\n.*DETAIL:  Process holding the lock: $holder->{pid}\. Wait queue: \Q$some\E, \.\.\.\.\n/,
 		$offset);
-	pass('log_lock_waits names ten of them');
+	pass('log_lock_waits names ten processes');
 
 	$admin->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
 		  . "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
@@ -112,7 +112,7 @@ sub advisory_waiters
 
 	$waiter->query("SET log_lock_waits = on; $looks");
 	is( $waiter->query("SELECT dlock_try_acquire('leased', '100ms') IS NULL"),
-		't', 'a lease is in the way');
+		't', 'a lease holds the lock');
 	$node->wait_for_log(
 		qr/Process holding the lock: lease $lease \(role "\w+"\)\. Wait queue: $waiter->{pid}\.\n/,
 		$offset);

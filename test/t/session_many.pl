@@ -3,8 +3,8 @@
 # of names that others have reserved.
 #
 # What would break it: a loop over the tickets of a name or of the session,
-# over the pending actions of the transaction, or over reservations.  With one,
-# each step here would take many times its limit.
+# over the pending actions of the transaction, or over reservations.  With such
+# a loop, each step here would take many times its limit.
 
 use strict;
 use warnings FATAL => 'all';
@@ -46,38 +46,38 @@ $client->query('COMMIT');
 
 many("dlock_acquire('lock', slots => $many)", 'permits of one session');
 like($client->query("SELECT dlock_acquire('lock', slots => $many)"),
-	qr/ERROR:  40P01/, 'and no more');
+	qr/ERROR:  40P01/, 'more permits than slots are refused');
 $client->query('BEGIN');
 $client->query('CREATE TEMPORARY TABLE mine ON COMMIT DROP AS '
 	  . 'SELECT ticket FROM dlock_locks WHERE pid = pg_backend_pid()');
 is( $client->query('SELECT count(*) FROM (SELECT dlock_release_at_commit(ticket) '
 		  . 'FROM mine OFFSET 0) AS t'),
 	$many,
-	'each to be released at commit');
-is($client->query('COMMIT'), '', 'which is done');
+	'each permit will be released at commit');
+is($client->query('COMMIT'), '', 'the commit releases all permits');
 is( $holder->query('SELECT count(*) FROM dlock_locks'),
-	'0', 'and leaves none');
+	'0', 'no permit is left');
 
 $client->query('BEGIN');
 many("dlock_xact_acquire('lock', slots => $many)",
 	'permits of one transaction');
-is($client->query('COMMIT'), '', 'are given back');
+is($client->query('COMMIT'), '', 'the commit releases them');
 is($client->query('SELECT count(*) FROM dlock_locks'), '0', 'all');
 
-# A table that takes no change without a guard
+# A table that refuses changes without a guard
 $holder->query("SELECT dlock_acquire('guarded')");
 $client->query('CREATE TABLE t (n integer); CREATE TRIGGER t BEFORE INSERT ON t '
 	  . "FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('lock')");
 $client->query('BEGIN');
 $client->query("SELECT dlock_guard('lock', dlock_acquire('lock'))");
 many("dlock_xact_acquire('a', slots => $many)",
-	'much to be done at the end of a transaction');
+	'many actions at the end of a transaction');
 $client->query('DO $$ BEGIN FOR n IN 1 .. 20000 LOOP '
 	  . 'INSERT INTO t VALUES (n); END LOOP; END $$');
 is($client->query('SELECT count(*) FROM t'), '20000', 'with many guarded statements');
 is($client->query('COMMIT'), '', 'is done');
 
-# Watches of a transaction, and subtransactions that have none
+# Watches of a transaction, and subtransactions without watches
 $client->query('BEGIN');
 many("dlock_watch('watched ' || n, 'nobody')", 'watches');
 is( $client->query(
@@ -87,7 +87,7 @@ is( $client->query(
 	'with many subtransactions');
 is($client->query('COMMIT; SELECT dlock_release_all()'), '1', 'end');
 
-# Names of other roles, beside and within each other
+# Names reserved by other roles, beside and within each other
 $holder->query('CREATE ROLE tenant');
 is( $holder->query(
 		q{WITH reserved AS (INSERT INTO dlock_reservations (prefix, owner)
@@ -100,7 +100,7 @@ is( $client->query(
 		q{SELECT count(dlock_acquire('tenants')), count(dlock_release('tenants'))
 			FROM generate_series(1, } . 5 * $many . ')'),
 	5 * $many . '|' . 5 * $many,
-	'and a name that none of them keeps');
+	'a name that none of them reserves');
 
 $_->quit foreach $client, $holder;
 $node->stop;

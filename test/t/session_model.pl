@@ -1,14 +1,14 @@
-# Random programs of many sessions over few locks: whenever the server is idle,
-# it agrees with a simple model (Dlock::Model) about holders, waiters and their
-# places, and the result of each statement.
+# Many sessions run random programs over few locks.  Whenever the server is
+# idle, it agrees with a simple model (Dlock::Model) about holders, waiters and
+# their places, and the result of each statement.
 #
 # What would break it: almost any error in the queue, in the count of acquires,
-# or in the time of releases.  Time, deadlocks and crashes are left out; no
-# program closes a cycle.
+# or in the time of releases.  The programs do not test time, deadlocks and
+# crashes.  No program closes a cycle.
 #
 # The same DLOCK_SEED makes the same program of DLOCK_STEPS steps, except for
-# the last fifth.  Its steps have outcomes that the server decides: a release
-# that meets a cancel, or other releases and an exit.
+# the last fifth, in which the server decides the outcome of steps: a release
+# that races with a cancel, or with other releases and an exit.
 
 use strict;
 use warnings FATAL => 'all';
@@ -34,16 +34,16 @@ my $model = Dlock::Model->new(@names);
 my %sessions = map { $_ => session($node) } @names;
 my $admin = session($node);
 my $killer = session($node);
-my %asked;	# sessions whose answer is still to come
-my %alone;	# sessions whose transaction is only an acquire in its scope
+my %asked;	# sessions that have not answered yet
+my %alone;	# sessions whose transaction is a single xact-scoped acquire
 my %numbers;	# of the model's tickets, in the order of joining
 my %had;	# a ticket that a session has or had
-my @program;	# what was done, for the report
+my @program;	# the steps that were taken, for the report
 my $step = 0;
 
 #
-# Chance.  A private generator (xorshift), because other code here calls
-# rand().
+# Random numbers, from a private generator (xorshift), because other code here
+# calls rand().
 #
 my $random = ($seed * 2654435761) & 0xffffffff || 1;
 
@@ -77,7 +77,7 @@ sub send_sql
 	push @program, "$step: $s: $sql";
 	$asked{$s} = 1;
 	$alone{$s} = !in_block($s) && $sql =~ /^SELECT dlock_xact_acquire/;
-	# a call that does not wait returns at once
+	# A call that does not wait returns at once.
 	$sessions{$s}->is_next unless $sql =~ /acquire|wait/;
 	$sessions{$s}->start($sql);
 	return;
@@ -98,7 +98,7 @@ sub server_rows
 	{
 		my @row = split /\|/, $line, -1;
 
-		# if the server is gone, this is no row
+		# If the server is gone, this is not a row.
 		return ([$line], []) if @row != 10;
 		my %blockers = map { ($name_of{$_} // $_) => 1 } split / /, $row[8];
 
@@ -110,7 +110,7 @@ sub server_rows
 	return (\@rows, \@tickets);
 }
 
-# The number of a ticket never changes, and later ones are greater.
+# The number of a ticket never changes, and later tickets have greater numbers.
 sub learn_number
 {
 	my ($ticket, $number) = @_;
@@ -137,7 +137,7 @@ sub check_answer
 	}
 	else
 	{
-		# a warning says why the answer is f, or that the lock is free again
+		# A warning says why the answer is f, or that the lock is free again.
 		@shown = grep { /^[^ ]*$/ && !/^LOCATION/ } split /\n/, $answer;
 		$right = $answer !~ /(ERROR|FATAL):/
 		  && ($alone{$s} ? $answer =~ /WARNING:  25P01:/ :
@@ -216,7 +216,7 @@ sub random_request
 	my $name = one_of(qw(a a a b b c d p p q));
 	my $slots = $slots{$name};
 
-	# sometimes slots that conflict with the others'
+	# sometimes slots that conflict with other requests' slots
 	$slots = one_of(0, 2, 3) if $name =~ /[apq]/ && percent(6);
 
 	return (
@@ -255,7 +255,7 @@ sub acquire
 
 	if ($patient && !$model->{sessions}{$s}{failed})
 	{
-		# Two that continue from lock to lock might do it in either order.
+		# Two such waiters could continue from lock to lock in either order.
 		return 0
 		  if $request{all}
 		  && grep { ($_->{request} // {})->{all} }
@@ -275,8 +275,8 @@ sub acquire_all
 	my ($s, %how) = @_;
 	my %request = random_request();
 
-	# A waiter continues while others are still releasing.  So as not to depend
-	# on the order, it uses locks without slots.
+	# A waiter continues while other sessions are still releasing.  It uses
+	# locks without slots, so that the order does not matter.
 	my @from = $how{nowait} ? qw(a b c d p) : qw(b c d);
 	my @list = map { one_of(@from) } 0 .. random(4);
 
@@ -302,7 +302,7 @@ sub any_savepoint
 	return $savepoints && 1 + random($savepoints);
 }
 
-# One of the session's tickets, or, more rarely, one that it had
+# One of the session's tickets, or, more rarely, a former ticket
 sub ticket
 {
 	my ($s) = @_;
@@ -348,7 +348,7 @@ sub rollback_to
 	return done($s, "ROLLBACK TO s$number");
 }
 
-# A step and how often it is taken, relative to the others
+# Each step, and its relative frequency
 my @idle_steps = (
 	16 => sub { acquire($_[0], random_request()) },
 	4 => sub { acquire($_[0], random_request(), nowait => 1, try => 1) },
@@ -453,7 +453,7 @@ my @idle_steps = (
 # Steps of a session whose transaction has failed
 my @failed_steps = (2 => \&rollback_to, 1 => \&commit, 1 => \&rollback);
 
-# Steps done to a session that waits
+# Steps that others take against a waiting session
 my @waiting_steps = (
 	10 => sub {
 		my ($s) = @_;
@@ -470,9 +470,9 @@ sub end_session
 	my ($s) = @_;
 	my $how = one_of('vanish', 'terminate', 'quit');
 
-	# While it waits, the loss of the client would not be noticed: the server
-	# must not wake a waiter to check for that, because it could hide that a
-	# grant did not wake it.
+	# A waiting session would not notice the loss of its client.  The server
+	# must not wake waiters to check for that, because this could hide that a
+	# grant did not wake one.
 	$how = 'terminate' if $asked{$s};
 	push @program, "$step: $how $s";
 	$admin->query("SELECT pg_terminate_backend($sessions{$s}{pid})")
@@ -496,11 +496,11 @@ sub force
 }
 
 #
-# Steps whose parts may come in any order
+# Steps whose parts can take effect in any order
 #
 
-# A holder's release meets the cancel of a waiter: the waiter's answer tells
-# which came first.
+# A holder's release races with the cancel of a waiter.  The waiter's answer
+# tells which came first.
 sub race
 {
 	my $waiter = one_of(
@@ -529,8 +529,8 @@ sub race
 	$answer = $sessions{$s}{out};
 	if ($answer =~ /ERROR:  57014/)
 	{
-		# A cancel that comes after the last check for one finds all locks held
-		# that were requested, as with advisory locks.
+		# A cancel that arrives after the last check for interrupts finds all
+		# requested locks held, as with advisory locks.
 		$late = $waiter->{scope} eq 'session'
 		  && $killer->query('SELECT count(*) FROM dlock_locks '
 			  . "WHERE ticket = $waiter->{number} AND granted");
@@ -603,7 +603,7 @@ while (++$step <= $steps)
 pass("server and model agree in $steps steps");
 note "somebody waited in $waited of them, at most $busiest at a time";
 my @in_order = @numbers{ sort { $a <=> $b } keys %numbers };
-grows('tickets have growing numbers', @in_order);
+grows('numbers of tickets grow', @in_order);
 
 $_->vanish foreach values %sessions;
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),

@@ -19,8 +19,8 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 my $clients = 16;
-my $updates = 300;    # of each client
-my $nuisances = 300;  # as many cancels and terminates
+my $updates = 300;    # number of updates by each client
+my $nuisances = 300;  # number of cancels and terminates
 my $seed = $ENV{DLOCK_TEST_SEED} // 20250101;
 
 note "seed $seed";
@@ -35,8 +35,7 @@ $node->safe_psql(
 	CREATE TABLE counter AS SELECT 0 AS value;
 	CREATE TABLE log (value integer, fence bigint, client integer)});
 
-# A client's work in one session.  Any error ends the session, and the hold
-# with it.
+# A client's work in one session.  Any error ends the session, and so its hold.
 sub write_script
 {
 	my ($acquire, $release) = @_;
@@ -62,8 +61,8 @@ sub count_lines
 	return -e $file ? scalar(split /\n/, slurp_file($file)) : 0;
 }
 
-# Runs sessions until enough updates are acknowledged.  The output of all, a
-# line for each update, goes to one file.  This is a separate process.
+# Runs sessions, in a separate process, until enough updates are acknowledged.
+# The sessions write a line for each update to one file.
 sub run_client
 {
 	my ($client) = @_;
@@ -78,8 +77,8 @@ sub run_client
 	return;
 }
 
-# Runs all clients, and sends them a number of signals, or fewer if they finish
-# before.  Returns the number.
+# Runs all clients, and sends them up to the given number of signals.  Returns
+# how many were sent until the clients finished.
 sub run_clients
 {
 	my ($nuisances) = @_;
@@ -87,7 +86,7 @@ sub run_clients
 	my $signals = 0;
 	my $session = session($node);
 
-	# a warning about a process that has just exited
+	# The server warns about a process that has just exited.
 	$session->query('SET client_min_messages = error');
 	my $written = 0;
 	my $deadline;
@@ -109,7 +108,7 @@ sub run_clients
 		{
 			delete $running{$pid} if waitpid($pid, POSIX::WNOHANG) == $pid;
 		}
-		# They may be slow, as long as they make progress.
+		# Clients may be slow, if they make progress.
 		my $size = 0;
 		$size += -s $_ foreach glob("$dir/acknowledged.*");
 		if (!$deadline || $size > $written)
@@ -145,7 +144,7 @@ sub acknowledged
 	return map { split /\n/ } map { slurp_file($_) } glob("$dir/acknowledged.*");
 }
 
-# With the lock
+# Clients with the lock lose no update.
 write_script("SELECT dlock_acquire('counter')",
 	"SELECT dlock_release('counter')");
 my $signals = run_clients($nuisances);
@@ -160,14 +159,14 @@ is($node->safe_psql('postgres', 'SELECT value FROM counter'),
 is( $node->safe_psql(
 		'postgres', 'SELECT count(DISTINCT value), max(value) FROM log'),
 	$node->safe_psql('postgres', 'SELECT value, value FROM counter'),
-	'nor done twice');
+	'no update is done twice');
 
 my %log =
   map { $_ => 1 } split /\n/,
   $node->safe_psql('postgres',
 	q{SELECT client || ' ' || fence || ' ' || value FROM log});
 is(scalar(grep { !$log{$_} } @acknowledged),
-	0, 'each acknowledged one is there');
+	0, 'each acknowledged update is there');
 is( $node->safe_psql(
 		'postgres', q{
 	SELECT count(*) FROM
@@ -178,13 +177,13 @@ is( $node->safe_psql(
 unlike(
 	slurp_file("$dir/errors"),
 	qr/(ERROR|FATAL|PANIC|WARNING): (?! canceling statement due to user request| terminating connection due to admin)/,
-	'no errors but those of the nuisance');
+	'no errors except by the signals');
 ok( $node->poll_query_until(
 		'postgres', 'SELECT count(*) = 0 FROM dlock_locks'),
 	'nothing is left');
 note $node->safe_psql('postgres', 'SELECT * FROM dlock_stats');
 
-# Without
+# Clients without the lock lose updates.
 unlink "$dir/script", glob("$dir/acknowledged.*");
 $node->safe_psql('postgres', 'TRUNCATE log; UPDATE counter SET value = 0');
 write_script('SELECT 0', 'SELECT 0');

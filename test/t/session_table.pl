@@ -4,7 +4,7 @@
 #
 # What would break it: a bucket that is split wrongly, or looked up by the
 # table's former size; a view that loses its position; an entry that is reused
-# while it is in a list, or whose name is too long for it.
+# while it is in a list, or for a name that does not fit.
 
 use strict;
 use warnings FATAL => 'all';
@@ -42,8 +42,8 @@ is( $keeper->query("SELECT count(dlock_acquire('kept ' || n)) "
 	$kept, 'what stays');
 $keeper->query("SELECT dlock_acquire('growing')");
 
-# Until the table has grown: count the reads that saw too few or too many
-# locks, and note if there was a read
+# Until the table has grown, count the reads that see too few or too many
+# locks, and note if there was a read.
 my $looks = q{
 	CREATE FUNCTION looks(wrong text) RETURNS text LANGUAGE plpgsql AS $$
 	DECLARE
@@ -69,22 +69,22 @@ is($writers[$_]->answer, $many, 'many locks') foreach 0, 1;
 is( $writers[0]->query('SELECT count(dlock_release(' . name(0)
 		  . ")) FROM generate_series(1, $many / 2) AS n"),
 	$many / 2,
-	'half of them released');
+	'half of the locks are released');
 $keeper->query("SELECT dlock_release('growing')");
-is($viewer->answer, '0 wrong', 'views have shown all that stayed, once');
-is($finder->answer, '0 wrong', 'and all was found by its name');
+is($viewer->answer, '0 wrong', 'views have shown each held lock once');
+is($finder->answer, '0 wrong', 'each lock was found by its name');
 
 my $sum = 3 * $many / 2 + $kept;
 is( $viewer->query("SELECT count(*) = $sum, count(DISTINCT name) = $sum "
 		  . 'FROM dlock_locks'),
 	't|t',
-	'what is there, is there once');
+	'each lock exists once');
 is( $finder->query('SELECT count(dlock_fence(' . name(0)
 		  . ")) FROM generate_series(1, $many) AS n"),
 	$many / 2,
-	'and found, if it was not released');
+	'each lock that was not released is found');
 
-# Short names after long ones, and the reverse
+# Short names after long names, and the reverse
 is( $finder->query(q{SELECT count(*) FROM (
 		SELECT dlock_acquire(name) AS fence, dlock_release(name) AS released, name
 		  FROM generate_series(1, 20000) AS n,
@@ -96,10 +96,10 @@ is( $finder->query(q{SELECT count(*) FROM (
 is($writers[0]->query('SELECT dlock_release_all()'), $many / 2, 'released');
 $writers[1]->quit;
 $node->poll_query_until('postgres', "SELECT count(*) = $kept FROM dlock_locks")
-  or die 'the locks of a session that has ended';
+  or die 'locks of an ended session are left';
 is( $keeper->query("SELECT count(*), count(dlock_fence(name)) FROM dlock_locks"),
 	"$kept|$kept",
-	'what stayed is left');
+	'the held locks are left');
 
 is($writers[0]->query(acquire(0, $many / 2 + 1)), $many / 2, 'and again');
 is( $keeper->query('SELECT count(*), count(DISTINCT name) FROM dlock_locks'),

@@ -1,9 +1,9 @@
 # A failed acquire of several locks keeps none, even if some were revoked
 # during the call, or if a cancel comes while it releases the others.
 #
-# What would break it: a warning while locks are released, because sending it
-# takes interrupts, and an error there leaves the rest; a loss that is reported
-# for another lock.
+# What would break it: a warning while locks are released, because sending a
+# warning handles interrupts, and an error there would keep the other locks; a
+# loss that is reported for another lock.
 
 use strict;
 use warnings FATAL => 'all';
@@ -17,8 +17,8 @@ my $node = new_server('main');
 my $admin = session($node);
 my $many = 4000;
 
-# With so many warnings, a client that does not read blocks the backend.  So
-# the backend can stop only while it sends one.
+# A client that does not read these many warnings blocks the backend.  So the
+# backend can stop only while it sends a warning.
 foreach my $how ('acquire_all', 'xact_acquire_all')
 {
 	my $holder = session($node);
@@ -36,7 +36,7 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 			  . "dlock_locks WHERE name LIKE 'lock%' OFFSET 0) AS t"),
 		$many,
 		"$how: ended by force");
-	# the wait fails, and the rest must be released
+	# The wait fails, and the call must release the other locks.
 	$admin->query('SELECT dlock_force_release(ticket) FROM dlock_locks '
 		  . "WHERE pid = $client->{pid} AND NOT granted");
 	$admin->wait_for("SELECT wait_event = 'ClientWrite' OR state LIKE 'idle%' "
@@ -57,7 +57,7 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 	$_->quit foreach $client, $holder;
 }
 
-# Earlier locks stay: also one that the session had lost.
+# Earlier locks stay, even a lock that the session had lost.
 {
 	my $holder = session($node);
 	my $client = session($node);
@@ -77,11 +77,11 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 	is( $client->query('SELECT name, depth FROM dlock_locks WHERE '
 			  . "pid = $client->{pid}"),
 		'a|1',
-		'what it had before is left');
+		'earlier locks are held');
 	like($client->query("SELECT dlock_release_ticket($ticket)"),
-		qr/WARNING:  55000/, 'the lock that was lost is not');
+		qr/WARNING:  55000/, 'the lock of the failed call is not held');
 	like($client->query("SELECT dlock_release('b')"),
-		qr/WARNING:  55L01/, 'what it had lost before still is to be told');
+		qr/WARNING:  55L01/, 'the earlier loss is reported at its release');
 	$_->quit foreach $client, $holder;
 }
 

@@ -1,11 +1,11 @@
-# A wait for a lock of dlock is shown wherever a wait for PostgreSQL's locks
-# is.  CALL dlock_acquire_nosnapshot() has no snapshot while it waits, so that
-# it blocks no other session, and the session's own snapshot is unchanged
-# afterwards, however the wait ends.
+# A wait for one of dlock's locks is shown wherever PostgreSQL shows a wait for
+# its own locks.  CALL dlock_acquire_nosnapshot() has no snapshot while it
+# waits, so that it blocks no other session.  Afterwards the session's own
+# snapshot is unchanged, however the wait ends.
 #
 # What would break it: a snapshot that is left over, popped twice, or missing
-# afterwards; a message or a title that outlives its wait; a wait for a lock of
-# PostgreSQL during the wait, which uses the same latch and timer.
+# afterwards; a message or a title that outlives its wait; a wait for one of
+# PostgreSQL's locks during the wait, which uses the same latch and timer.
 
 use strict;
 use warnings FATAL => 'all';
@@ -69,7 +69,7 @@ sub title_becomes
 	my ($session, $pattern) = @_;
 	my $file = "/proc/$session->{pid}/cmdline";
 
-	# some systems do not show it, and valgrind hides it
+	# Some systems do not show the title, and valgrind hides it.
 	return 1 unless -r $file && slurp_file($file) =~ /^postgres: /;
 	return poll("process title: $pattern",
 		sub { slurp_file($file) =~ $pattern });
@@ -82,7 +82,7 @@ sub title_becomes
 	$holder->query("SELECT dlock_acquire('lock')");
 	$waiter->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($waiter);
-	# it is in the queue before it sleeps
+	# The session is in the queue before it sleeps.
 	is_now(
 		$admin,
 		'SELECT state, wait_event_type, wait_event FROM pg_stat_activity '
@@ -96,10 +96,10 @@ sub title_becomes
 		'process title afterwards');
 	$waiter->quit;
 	unlike(slurp_file($node->logfile, $offset),
-		qr/still waiting/, 'no log message unless it is asked for');
+		qr/still waiting/, 'no log message without log_lock_waits');
 }
 
-# Each of many that are granted the lock at once is woken.
+# Many sessions are granted the lock at once, and each is woken.
 {
 	my @readers = map { session($node) } 1 .. 20;
 
@@ -107,7 +107,7 @@ sub title_becomes
 	$_->start("SELECT dlock_acquire('lock', shared => true) > 0")
 	  foreach @readers;
 	$admin->until_waits(@readers);
-	# each sleeps by then
+	# Each session sleeps by then.
 	$admin->wait_for("SELECT count(*) = 20 FROM pg_stat_activity "
 		  . "WHERE wait_event = 'userlock'");
 	$holder->query("SELECT dlock_release('lock')");
@@ -116,7 +116,7 @@ sub title_becomes
 	$_->quit foreach @readers;
 }
 
-# A waiter whose ticket or lock is gone, and that does not know it yet
+# A waiter's ticket or lock is gone, and the waiter does not know it yet.
 {
 	my $waiter = session($node);
 
@@ -129,12 +129,12 @@ sub title_becomes
 	$admin->query('SELECT dlock_force_release(ticket) FROM dlock_locks '
 		  . "WHERE pid = $waiter->{pid}");
 	is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
-		'{}', 'its ticket is gone, and nobody blocks it');
+		'{}', 'no session blocks a waiter whose ticket is gone');
 	$holder->query("SELECT dlock_release('lock')");
 	is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
-		'{}', 'nor where the lock is gone, too');
+		'{}', 'no session blocks a waiter whose lock is gone');
 	continue_process($waiter->{pid});
-	like($waiter->answer, qr/55L01/, 'it is told');
+	like($waiter->answer, qr/55L01/, 'the waiter gets an error');
 	$waiter->quit;
 }
 
@@ -154,7 +154,7 @@ sub title_becomes
 		stop_while($admin, $waiter->{pid},
 			"SELECT wait_event = 'userlock' FROM pg_stat_activity "
 			  . "WHERE pid = $waiter->{pid}");
-		# from 18 on there is a cache of extensions, too
+		# From 18 on, extensions are cached, too.
 		$holder->query($_)
 		  foreach 'UPDATE pg_extension SET extname = extname',
 		  "CREATE OR REPLACE FUNCTION changed() RETURNS integer LANGUAGE sql AS 'SELECT 1'";
@@ -240,7 +240,7 @@ my $do = 'DO $$ DECLARE fence bigint; BEGIN '
   . "CALL dlock_acquire_nosnapshot('lock', fence => fence); END \$\$";
 my $xmin = 'SELECT backend_xmin IS NULL FROM pg_stat_activity WHERE pid = ';
 
-# The session works, and has neither snapshot nor lock.
+# Check that the session works, and has neither snapshot nor lock.
 sub is_usable
 {
 	my ($session, $test) = @_;
@@ -255,7 +255,7 @@ sub is_usable
 	return;
 }
 
-# A session that waits, without a snapshot
+# Check that the session waits without a snapshot.
 sub waits_without
 {
 	my ($test, @statements) = @_;
@@ -300,8 +300,8 @@ sub dead_rows
 	$waiter->quit;
 }
 
-# Ways to call.  In each the wait has no snapshot: VACUUM removes dead rows,
-# CREATE INDEX CONCURRENTLY finishes, and later statements of the same
+# In each of these ways to call, the wait has no snapshot: VACUUM removes dead
+# rows, CREATE INDEX CONCURRENTLY finishes, and later statements of the same
 # transaction see rows committed during the wait.
 my %calls = (
 	'CALL' => [ $call, 'SELECT n FROM other' ],
@@ -341,12 +341,12 @@ foreach my $test (sort keys %calls)
 	my $fence = released($waiter);
 
 	is($fence, $admin->query("SELECT dlock_fence('lock')"),
-		'fence: that of the lock');
+		'fence: the lock\'s fence is returned');
 	is($waiter->query($call), $fence, 'fence: the same without a wait');
 	$waiter->quit;
 }
 
-# With a snapshot that must stay
+# In these calls, a snapshot must stay.
 my %refused = (
 	'REPEATABLE READ' => [ 'BEGIN ISOLATION LEVEL REPEATABLE READ', $call ],
 	'SERIALIZABLE' => [ 'BEGIN ISOLATION LEVEL SERIALIZABLE', $call ],
@@ -432,7 +432,7 @@ foreach my $how (sort keys %failing)
 	}
 }
 
-# Caught in the procedure: it continues, and can wait after leaving the block.
+# A procedure that catches the error continues, and can wait after the block.
 {
 	my $waiter =
 	  waits_without('caught', 'TRUNCATE t', 'CALL in_exception_block()');
@@ -445,7 +445,7 @@ foreach my $how (sort keys %failing)
 	$waiter->quit;
 }
 
-# Two sessions that hand the lock back and forth, in one DO each
+# Two sessions hand the lock back and forth, in one DO each.
 {
 	my @players = map { session($node) } 1 .. 2;
 
@@ -469,7 +469,7 @@ foreach my $how (sort keys %failing)
 		$player->quit;
 	}
 	is( $admin->query('SELECT count(DISTINCT n), max(n) FROM t'),
-		'200|200', 'to and fro: each sees the writes of all before it');
+		'200|200', 'to and fro: each holder sees all earlier writes');
 }
 
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0',

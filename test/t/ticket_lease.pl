@@ -1,10 +1,11 @@
-# One connection waits for thousands of locks, by tickets of a lease, and is
-# told of each.  Such a ticket belongs to no session: any connection waits for
-# it, asks about it and releases it, and it stays when the connection is gone.
+# One connection waits for thousands of locks with tickets of a lease, and is
+# told of each grant.  These tickets belong to no session: any connection can
+# wait for them, ask about them and release them, and they outlive the
+# connection.
 #
 # What would break it: a limit or a list that fails with thousands of tickets
 # of one lease; a grant that is not announced, or is announced and not held; a
-# lease's ticket that is bound to a session, or a session's that is not;
+# lease's ticket that is bound to a session, or a session's ticket that is not;
 # sessions that wait for the same ticket and wake each other.
 
 use strict;
@@ -21,7 +22,7 @@ use Test::More;
 my $node = new_server('main', conf => "deadlock_timeout = '1h'");
 my $admin = session($node);
 
-# How often have the sessions' backends gone to sleep?
+# Return how often the sessions' backends have gone to sleep.
 sub sleeps
 {
 	my $sum = 0;
@@ -51,20 +52,20 @@ sub sleeps
 	%tickets = map { split /\|/ } split /\n/,
 	  $waiter->query(
 		"SELECT n, dlock_lease_enqueue('lock ' || n, $lease) $names");
-	is(scalar(keys %tickets), $count, 'all enqueued for');
+	is(scalar(keys %tickets), $count, 'all tickets are enqueued');
 	is( $admin->query(
 			'SELECT count(*), count(*) FILTER (WHERE granted), '
 			  . 'count(channel) FROM dlock_queue'),
 		"$count|0|$count",
-		'all in the table');
+		'all tickets are in the table');
 	is($admin->query('SELECT lease, held, waiting FROM dlock_leases'),
-		"$lease|0|$count", 'all of one lease');
+		"$lease|0|$count", 'all tickets belong to one lease');
 	is($waiter->query("SELECT dlock_renew($lease)"),
-		$count, 'one heartbeat for all of them');
+		$count, 'one heartbeat renews all tickets');
 	is(scalar($waiter->announcements(0)), 0, 'nothing is announced');
 
 	is($holder->query('SELECT dlock_release_all()'),
-		$count, 'one call releases all');
+		$count, 'one call releases all locks');
 	foreach my $payload ($waiter->announcements($count))
 	{
 		my $announcement = decode_json($payload);
@@ -73,20 +74,20 @@ sub sleeps
 		  "$announcement->{event} $announcement->{ticket}";
 	}
 	is_deeply(\%told, { map { $_ => "granted $tickets{$_}" } keys %tickets },
-		'each is announced, once');
+		'each grant is announced once');
 	is( $waiter->query(
 			    "SELECT count(*) FROM unnest('{"
 			  . join(',', values %tickets)
 			  . "}'::bigint[]) AS ticket WHERE dlock_wait(ticket, '0')"),
 		$count,
-		'each is confirmed');
+		'dlock_wait() confirms each grant');
 	is( $admin->query(
 			    'SELECT count(*), bool_and(granted) FROM dlock_locks '
 			  . "WHERE lease = $lease"),
 		"$count|t",
 		'and held');
 
-	# the session has none of them, so it can end
+	# The tickets are not the session's, so the session can end.
 	$_->quit foreach $holder, $waiter;
 	is( $admin->query(
 			"SELECT count(*) FILTER (WHERE dlock_check('lock ' || n, t)) "
@@ -94,9 +95,9 @@ sub sleeps
 			  . join(',', map { $tickets{$_} } 1 .. $count)
 			  . "}'::bigint[]) WITH ORDINALITY AS a (t, n)"),
 		$count,
-		'without the session, too');
+		'the lease keeps the locks without the session');
 	is($admin->query("SELECT dlock_lease_close($lease)"),
-		$count, 'anybody closes the lease');
+		$count, 'any session can close the lease');
 	is_now($admin,
 		'SELECT (SELECT count(*) FROM dlock_queue), '
 		  . '(SELECT count(*) FROM dlock_locks)',
@@ -104,8 +105,8 @@ sub sleeps
 }
 
 #
-# Enqueued in one session, waited for in another, released in a third; each has
-# ended before the next step.
+# A ticket is enqueued in one session, awaited in another, and released in a
+# third.  Each session has ended before the next step.
 #
 foreach my $kind ('lease', 'ttl')
 {
@@ -124,21 +125,21 @@ foreach my $kind ('lease', 'ttl')
 	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
 		  . "WHERE pid = $sessions[1]->{pid} AND wait_event_type = 'Lock'");
 	is($sessions[2]->query("SELECT dlock_wait($ticket, '1ms')"),
-		'f', "$kind: another waits, too");
+		'f', "$kind: another session waits, too");
 	$admin->query("SELECT dlock_release_ticket($held)");
 	is($sessions[1]->answer, 't', "$kind: waited for by another session");
 	is($sessions[2]->query("SELECT dlock_wait($ticket)"),
-		't', "$kind: by any number of them");
+		't', "$kind: any number of sessions can wait");
 	$sessions[1]->vanish;
 	$sessions[2]->quit;
 	backends_gone($sessions[1]->{pid}, $sessions[2]->{pid});
 	is($admin->query("SELECT dlock_check('lock', $ticket)"),
-		't', "$kind: held without any");
+		't', "$kind: held without a session");
 
 	$next = $admin->query("SELECT dlock_enqueue('lock')");
 	is($sessions[3]->query("SELECT dlock_release_ticket($ticket)"),
-		't', "$kind: released by a third");
-	is($admin->query("SELECT dlock_wait($next)"), 't', "$kind: and handed on");
+		't', "$kind: released by a third session");
+	is($admin->query("SELECT dlock_wait($next)"), 't', "$kind: handed over");
 	foreach my $session ($sessions[3], $admin)
 	{
 		like($session->query("SELECT dlock_wait($ticket, '0')"),
@@ -152,12 +153,12 @@ foreach my $kind ('lease', 'ttl')
 }
 
 #
-# Ten wait for the same ticket, which changes a few times before it is granted.
-# Each is woken only by the grant.
+# Ten sessions wait for the same ticket, which changes a few times before it is
+# granted.  Only the grant wakes each session.
 #
 SKIP:
 {
-	skip 'nothing tells how often a process has slept', 3
+	skip 'the system does not count how often a process has slept', 3
 	  unless -r "/proc/$$/status";
 	my @waiters = map { session($node) } 1 .. 10;
 	my $held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
@@ -176,23 +177,23 @@ SKIP:
 			  . 'FROM generate_series(1, 5) AS n'),
 		join(' ', ($ticket) x 5),
 		'it changes');
-	poll('all sleep again',
+	poll('all sessions sleep again',
 		sub {
 			my $last = $now;
 
 			$now = sleeps(@waiters) - $before;
 			return $now == $last || $now > 1000;
 		});
-	cmp_ok($now, '<=', 1000, 'and they do not wake each other up');
+	cmp_ok($now, '<=', 1000, 'the sessions do not wake each other');
 	$admin->query("SELECT dlock_release_ticket($held)");
 	is(join(' ', map { $_->answer } @waiters),
-		join(' ', ('t') x 10), 'all are told of the grant');
+		join(' ', ('t') x 10), 'all sessions get the grant');
 	$admin->query("SELECT dlock_lease_close($lease)");
 	$_->quit foreach @waiters;
 }
 
 #
-# A session's tickets end with it, and those of leases stay, in their order.
+# A session's tickets end with it.  Leases' tickets stay, in order.
 #
 foreach my $way ('quit', 'vanish', 'terminate')
 {
@@ -218,7 +219,7 @@ foreach my $way ('quit', 'vanish', 'terminate')
 		}
 	}
 	like($other->query("SELECT dlock_wait($tickets{'queue session'}, '0')"),
-		qr/55L01/, "$way: a session's ticket is nobody else's");
+		qr/55L01/, "$way: no other session has a session's ticket");
 	is( $admin->query(
 			q{SELECT string_agg(scope || ' ' || granted, ', ' ORDER BY name, ticket)
 				FROM dlock_locks}),
@@ -245,13 +246,13 @@ foreach my $way ('quit', 'vanish', 'terminate')
 
 	$admin->query("SELECT dlock_release('queue')");
 	is($other->query("SELECT dlock_wait($tickets{'queue lease'})"),
-		't', "$way: the first in the queue");
+		't', "$way: the first ticket is granted");
 	is($other->query("SELECT dlock_wait($tickets{'queue ttl'}, '0')"),
-		'f', "$way: the second waits");
+		'f', "$way: the second ticket waits");
 	is($other->query("SELECT dlock_lease_close($lease)"),
-		'2', "$way: the lease had two");
+		'2', "$way: the lease had two tickets");
 	is($other->query("SELECT dlock_wait($tickets{'queue ttl'})"),
-		't', "$way: the second");
+		't', "$way: the second ticket is granted");
 	$other->query("SELECT dlock_release_ticket($tickets{$_})")
 	  foreach 'queue ttl', 'free ttl';
 	is_now($admin, 'SELECT count(*) FROM dlock_locks', '0',
@@ -261,11 +262,11 @@ foreach my $way ('quit', 'vanish', 'terminate')
 }
 
 #
-# If a lease ends during a request, the request waits neither for its turn, nor
-# for a search for deadlocks, however the lease ends.
+# If a lease ends during a request, however it ends, the request fails at
+# once.  It does not wait for its turn, or for a search for deadlocks.
 #
-# Only its lock_timeout could wake it: there is no deadlock_timeout, and
-# PostgreSQL's timer for statistics comes after 10 s.
+# Otherwise only its lock_timeout could wake the request: there is no
+# deadlock_timeout, and PostgreSQL's timer for statistics comes after 10 s.
 #
 foreach my $way ('is closed', 'runs out')
 {
@@ -282,7 +283,7 @@ foreach my $way ('is closed', 'runs out')
 	like($session->answer, qr/55L01: lease $lease is gone/,
 		"a request fails when its lease $way");
 	is($client->query("SELECT dlock_release('lock')"),
-		't', 'though the lock is held');
+		't', 'the lock is still held');
 	$_->quit foreach $client, $session;
 }
 

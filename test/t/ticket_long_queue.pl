@@ -1,5 +1,5 @@
 # dlock_locks shows every ticket of a lock with thousands of tickets, in its
-# place, blocked only by the holders and the request before it.  So the view's
+# place, blocked only by the holders and the previous request.  So the view's
 # size is linear in the number of tickets.
 #
 # What would break it: a list of all tickets before each waiter, which makes
@@ -37,7 +37,7 @@ is( $reader->query(
 			FROM (SELECT *, row_number() OVER (ORDER BY ticket) AS number
 					FROM dlock_locks) AS l}),
 	'5000|5000|1|t|' . (1 + 2 * 4998),
-	'all are there, in their order');
+	'all tickets are there, in order');
 is( $reader->query(
 		q{SELECT count(*), bool_and(blocked_by = CASE position WHEN 1
 					THEN ARRAY[holder] ELSE ARRAY[holder, previous] END)
@@ -46,13 +46,13 @@ is( $reader->query(
 					FROM dlock_locks WINDOW w AS (ORDER BY ticket)) AS l
 		   WHERE position > 0}),
 	'4999|t',
-	'each after the holder and the one before it');
+	'the holder and the previous ticket block each ticket');
 is($reader->query('SELECT pg_column_size(array_agg(blocked_by[1:2])) '
 		  . "< 5000 * 64 FROM dlock_locks WHERE position > 1"),
-	't', 'so all of it is small');
+	't', 'the view is small');
 is($owner->query('SELECT dlock_release_all()'), '5000', 'given back');
 
-# The blocking holders: the first 16
+# The view names at most 16 blocking holders.
 enqueue(22, 20);
 is( $reader->query(
 		q{SELECT position, cardinality(blocked_by),
@@ -61,7 +61,7 @@ is( $reader->query(
 						   ORDER BY ticket LIMIT 16) AS f)
 			FROM dlock_locks WHERE NOT granted ORDER BY position}),
 	"1|16|t\n2|17|t",
-	'not all of many holders');
+	'the view does not name all of many holders');
 $owner->query('SELECT dlock_release_all()');
 
 $_->quit foreach $owner, $reader;

@@ -1,17 +1,17 @@
 # A repeated request, by an acquire or an enqueue, gets the ticket that it
-# already has: however many others wait for the lock or hold it, before and
-# after a crash, and until the ticket has ended.  No other request gets it.
-# Each of two such calls can fail without harm to the other: if an enqueue is
-# canceled while its ticket is made durable, the announcement stays as it was,
-# and the session that waits keeps the ticket; and an enqueue during the grant
-# to a waiting session gets that ticket.
+# already has.  This holds with any number of other tickets, before and after a
+# crash, and until the ticket has ended.  No other request gets it.  Each of
+# two equal calls can fail without harm to the other.  If an enqueue is
+# canceled while its ticket is made durable, the announcement is unchanged, and
+# a waiting session keeps the ticket.  An enqueue during the grant to a waiting
+# session gets that ticket.
 #
-# What would break it: a request whose hash differs from that of its
-# repetition, or is not computed again when the tables are loaded; a ticket
-# that is found although it has ended, or not found because another has the
-# same request or hash; an announcement that goes to the second client before
-# its call has succeeded; a ticket that ends with the session that waited for
-# it, although another client has it; memory that is freed with it.
+# What would break it: a request whose hash differs from its repetition's, or
+# is not computed again when the tables are loaded; a ticket that is found
+# although it has ended, or not found because another has the same request or
+# hash; an announcement that goes to the second client before its call has
+# succeeded; a ticket that ends with the session that waited for it, although
+# another client has the ticket; memory that is freed with that session.
 
 use strict;
 use warnings FATAL => 'all';
@@ -36,7 +36,7 @@ sub locks
 		  . 'ORDER BY ticket');
 }
 
-# A call that waits for a standby that does not exist
+# Start a call that waits for a standby, which does not exist.
 sub start_hanging
 {
 	my ($session, $call) = @_;
@@ -66,7 +66,7 @@ sub finish
 }
 
 #
-# An enqueue is repeated for another channel, and canceled, or not.
+# An enqueue is repeated for another channel, with and without a cancel.
 #
 sub enqueue_twice
 {
@@ -87,7 +87,7 @@ foreach my $canceled (1, 0)
 {
 	my ($holder, $first, $second, $ticket) = enqueue_twice();
 
-	is(locks(), "$ticket|f|c1|t", 'not before the call has succeeded');
+	is(locks(), "$ticket|f|c1|t", 'the channel is unchanged before the call has succeeded');
 	if ($canceled)
 	{
 		cancel($second);
@@ -98,18 +98,18 @@ foreach my $canceled (1, 0)
 		is($second->answer, $ticket, 'the same ticket');
 	}
 	is(locks(), "$ticket|f|" . ($canceled ? 'c1' : 'c2') . '|t',
-		'it is announced to one of them');
+		'the ticket has one channel');
 	$holder->query("SELECT dlock_release('lock')");
 	told($canceled ? $first : $second,
-		'who is told', announcement('granted', 'lock', $ticket));
+		'the grant is announced', announcement('granted', 'lock', $ticket));
 	is_now($admin,
 		"SELECT channel FROM dlock_queue WHERE ticket = $ticket",
 		$canceled ? 'c1' : 'c2',
-		'and so it is kept');
+		'the row has the channel');
 	finish($holder, $first, $second);
 }
 
-# The call returns once a crash would keep its channel.
+# The call returns when its channel would survive a crash.
 {
 	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
 	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
@@ -126,18 +126,18 @@ foreach my $canceled (1, 0)
 				"SELECT wait_event = 'Extension' FROM pg_stat_activity "
 				  . "WHERE pid = $second->{pid}") eq 't';
 		});
-	ok(!$second->answered, 'the row is waited for');
+	ok(!$second->answered, 'the call waits for the row');
 	thaw($worker);
-	is($second->answer, $ticket, 'and then the call returns');
+	is($second->answer, $ticket, 'the call returns when the row is written');
 	$node->kill9;
 	$_->quit foreach $admin, $holder, $first, $second;
 	start_again($node);
 	$admin = session($node);
-	is(locks(), "$ticket|t|c2|t", 'to be told after a crash');
+	is(locks(), "$ticket|t|c2|t", 'the channel has survived a crash');
 	finish();
 }
 
-# Granted between the two requests: both are told.
+# If the ticket is granted between the two requests, both are told.
 {
 	my ($holder, $first, $second, $ticket) = enqueue_twice();
 
@@ -146,18 +146,18 @@ foreach my $canceled (1, 0)
 		announcement('granted', 'lock', $ticket));
 	commits_hang($node, 0);
 	is($second->answer, $ticket, 'the same ticket');
-	told($second, 'and the second', announcement('granted', 'lock', $ticket));
+	told($second, 'the second is told', announcement('granted', 'lock', $ticket));
 	finish($holder, $first, $second);
 }
 
 #
-# A session waits with a ttl, and another client enqueues the same.
+# A session waits with a ttl, and another client enqueues the same request.
 #
 my $acquire = "dlock_ttl_acquire('lock', '1h', owner => 'me')";
 my $enqueue = "dlock_ttl_enqueue('lock', '1h', 'c2', owner => 'me')";
 
-# The enqueue fails: the session still waits, and is granted the ticket.  If
-# the session has failed, too, nothing is left.
+# If the enqueue fails, the session still waits, and is granted the ticket.  If
+# the session fails, too, nothing is left.
 foreach my $too (0, 1)
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
@@ -168,32 +168,32 @@ foreach my $too (0, 1)
 	$admin->until_waits($waiter);
 	($ticket) = split /\|/, locks();
 	start_hanging($client, $enqueue);
-	is(locks(), "$ticket|f||t", 'the ticket is the lease\'s');
+	is(locks(), "$ticket|f||t", 'the ticket belongs to the lease');
 	cancel($client);
-	is(locks(), "$ticket|f||t", 'and stays, for the session');
+	is(locks(), "$ticket|f||t", 'the ticket stays for the waiting session');
 	if ($too)
 	{
 		$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
-		like($waiter->answer, qr/57014/, 'which is canceled');
+		like($waiter->answer, qr/57014/, 'the waiting session is canceled');
 		is_now($admin,
 			"SELECT (SELECT count(*) FROM dlock_queue), "
 			  . "(SELECT count(*) FROM dlock_leases)",
 			'0|0',
-			'and nothing is left of it');
+			'nothing is left of the ticket');
 		is($holder->query("SELECT dlock_release('lock')"), 't', 'released');
 	}
 	else
 	{
 		is($holder->query("SELECT dlock_release('lock')"), 't', 'released');
-		is($waiter->answer, $ticket, 'the session is granted');
+		is($waiter->answer, $ticket, 'the session is granted the ticket');
 		is($admin->query("SELECT dlock_renew($ticket)"), '1', 'and keeps it');
 	}
 	$admin->query("SELECT dlock_release_ticket($ticket)") unless $too;
 	finish($holder, $waiter, $client);
 }
 
-# It comes after the session was granted the lock, and before it has noticed;
-# the session then continues, or is terminated or canceled.
+# The enqueue comes when the session is granted the lock, but has not noticed.
+# Then the session continues, or is terminated or canceled.
 foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
@@ -221,12 +221,12 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	}
 	else
 	{
-		is($waiter->answer, $ticket, 'the session has the same one');
+		is($waiter->answer, $ticket, 'the session gets the same ticket');
 	}
 	$waiter->quit;
 	backends_gone($waiter->{pid});
 	is($admin->query("SELECT dlock_check('lock', $ticket)"),
-		't', "$end: the client's it is");
+		't', "$end: the client has the ticket");
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', "$end: released once");
 	finish($holder, $client);
@@ -241,25 +241,25 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	$waiter->start("SELECT $acquire");
 	$admin->until_waits($waiter);
 	$ticket = $client->query("SELECT $enqueue");
-	# the channel of an existing ticket is written just after the answer
+	# The channel of an existing ticket is written just after the answer.
 	$admin->wait_for(
 		"SELECT channel = 'c2' FROM dlock_queue WHERE ticket = $ticket");
-	# a commit that is flushed, behind that one
+	# Flush a later commit.
 	$admin->query('CREATE TABLE flushed ()');
 	kill_server($node);
 	$_->vanish foreach $holder, $waiter, $client, $admin;
 	$node->start;
 	$admin = session($node);
-	is(locks(), "$held|t||t\n$ticket|f|c2|t", 'crash: it waits on');
-	is($admin->query("SELECT $enqueue"), $ticket, 'crash: and is found again');
+	is(locks(), "$held|t||t\n$ticket|f|c2|t", 'crash: the ticket still waits');
+	is($admin->query("SELECT $enqueue"), $ticket, 'crash: the ticket is found again');
 	$admin->query("SELECT dlock_release_ticket($held)");
 	is($admin->query("SELECT dlock_wait($ticket)"), 't', 'crash: granted');
-	is($admin->query("SELECT $acquire"), $ticket, 'crash: found granted, too');
+	is($admin->query("SELECT $acquire"), $ticket, 'crash: the granted ticket is found, too');
 	finish();
 }
 
 #
-# A request is found by its hash, among the tickets of many.
+# A request is found by its hash among many tickets.
 #
 my $depth = 600;
 my $lease = $admin->query("SELECT dlock_lease_open('1h')");
@@ -267,7 +267,7 @@ my %calls = (
 	lease => "dlock_lease_enqueue('%s', $lease, 'c', owner => %s)",
 	ttl => "dlock_ttl_enqueue('%s', '1h', 'c', owner => %s)");
 
-# The tickets of all requests, made at once
+# Make all requests at once, and return their tickets.
 sub tickets
 {
 	my ($kind, $name) = @_;
@@ -294,17 +294,17 @@ foreach my $kind (sort keys %calls)
 		  . "FROM dlock_locks WHERE name = '$kind elsewhere'");
 }
 
-# In a role's name, or without an owner
+# Requests by another role, or without an owner, get other tickets.
 unlike(
 	' ' . $admin->query("SET ROLE somebody; SELECT "
 		  . sprintf($calls{ttl}, 'ttl', "'owner 300'") . '; RESET ROLE') . ' ',
-	qr/\D($tickets{ttl})\D/, 'not for another role');
+	qr/\D($tickets{ttl})\D/, 'another role gets another ticket');
 isnt(
 	$admin->query('SELECT ' . sprintf($calls{ttl}, 'none', 'NULL')),
 	$admin->query('SELECT ' . sprintf($calls{ttl}, 'none', 'NULL')),
-	'not where nobody says for whom');
+	'without an owner, each request gets a new ticket');
 
-# A ticket that ends, and its neighbours
+# A ticket ends, and its neighbours stay.
 foreach my $kind (sort keys %calls)
 {
 	my @all = split / /, $tickets{$kind};
@@ -318,7 +318,7 @@ foreach my $kind (sort keys %calls)
 	$tickets{$kind} = "@all";
 }
 
-# As an acquire: the first holds, and the last one waits.
+# An acquire repeats each request.  The first ticket holds, and the last waits.
 foreach my $kind (sort keys %calls)
 {
 	my @all = split / /, $tickets{$kind};
@@ -331,7 +331,7 @@ foreach my $kind (sort keys %calls)
 	is(tickets($kind, $kind), $tickets{$kind}, "$kind: nothing has changed");
 }
 
-# All is flushed with the next synchronous commit.
+# The next synchronous commit flushes all changes.
 $admin->query("SET synchronous_commit = on; SELECT dlock_lease_open('1h')");
 kill_server($node);
 $admin->vanish;

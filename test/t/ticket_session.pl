@@ -2,10 +2,10 @@
 # the session ends the ticket or exits.  The grant wakes a session in
 # dlock_wait().  An interrupt ends only the wait.
 #
-# What would break it: among many grants, one that is announced twice or not at
-# all; an end of dlock_wait() that ends the ticket, or loses a simultaneous
-# grant; an exit that forgets a ticket without a waiting call; a deadlock in
-# which a queued ticket is overlooked.
+# What would break it: a grant among many that is announced twice or not at
+# all; an interrupt of dlock_wait() that ends the ticket, or loses a
+# simultaneous grant; an exit that keeps a ticket without a waiting call; a
+# deadlock in which a queued ticket is overlooked.
 
 use strict;
 use warnings FATAL => 'all';
@@ -44,8 +44,8 @@ sub nothing_left
 }
 
 #
-# Ten thousand locks for one connection, half of them free.  It is told of each
-# grant once, and nothing else wakes it.
+# One connection enqueues for ten thousand locks, half of them free.  It gets
+# one announcement for each grant, and nothing else wakes it.
 #
 {
 	my $holder = session($node);
@@ -63,12 +63,12 @@ sub nothing_left
 	is( $many->query('SELECT count(*) FILTER (WHERE granted), count(*) '
 			  . "FROM dlock_locks WHERE pid = $many->{pid}"),
 		'5000|10000',
-		'half of them are granted');
+		'half of the tickets are granted');
 
 	$holder->query('SELECT dlock_release_all()');
 	push @announced, $many->announcements(5_000);
 
-	# all earlier announcements have arrived
+	# All earlier announcements have arrived.
 	$tickets{ enqueue($many, 'the last') } = 'the last';
 	push @announced, $many->announcements(1);
 	is_deeply(
@@ -80,10 +80,10 @@ sub nothing_left
 		'10001',
 		'and true');
 	is($many->query('SELECT dlock_release_all()'),
-		'10001', 'all are released at once');
+		'10001', 'all locks are released at once');
 	nothing_left('10,000 locks');
 
-	# queued, too, one behind the other
+	# Sessions queue for the same locks, one behind another.
 	my @sessions = map { session($node) } 1 .. 4;
 	$_->query(
 		q{SELECT count(dlock_enqueue('lock ' || n))
@@ -96,7 +96,7 @@ sub nothing_left
 		is(scalar(grep { /"granted"/ } @told),
 			1000, 'the next in line has 1,000 locks');
 		is(scalar(grep { /"wanted"/ } @told),
-			$n < 4 ? 1000 : 0, 'which are wanted, where somebody is behind');
+			$n < 4 ? 1000 : 0, 'the locks are wanted if a session is behind');
 		$session->quit;
 	}
 	nothing_left('1,000 locks in line');
@@ -104,7 +104,7 @@ sub nothing_left
 }
 
 #
-# All ways to end a queued ticket and a hold: the next ticket moves up.  Each
+# Each way to end a queued ticket or a hold: the next ticket moves up.  Each
 # sub gets the session and its ticket.
 #
 my @ways = (
@@ -153,7 +153,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 			is(join("\n", $sessions[$i]->announcements(scalar @told)),
 				join("\n", @told), "$where: the next is told");
 			is($sessions[$i]->query("SELECT dlock_wait($tickets[$i], '0')"),
-				't', "$where: and has it");
+				't', "$where: the next ticket is granted");
 			$sessions[$i]->quit;
 		}
 		$gone->quit unless $how eq 'client gone';
@@ -164,7 +164,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 #
 # dlock_wait()
 #
-# The grant wakes it, in the order of the tickets, not of the waits.
+# The grants wake waits in the order of the tickets, not of the waits.
 {
 	my $holder = session($node);
 	my @sessions = map { session($node) } 0 .. 2;
@@ -187,18 +187,18 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 	$holder->query('SELECT dlock_release_all()');
 	is($sessions[0]->answer, 't', 'the first wakes up');
 	until_sleeps(@sessions[ 1, 2 ]);
-	ok(!$sessions[$_]->answered, 'and nobody else') foreach 1, 2;
+	ok(!$sessions[$_]->answered, 'no other session wakes up') foreach 1, 2;
 	$sessions[0]->query("SELECT dlock_release_ticket($tickets[0])");
-	like($sessions[1]->answer, qr/^\d+$/, 'then the next');
+	like($sessions[1]->answer, qr/^\d+$/, 'then the next wakes up');
 	$sessions[1]->quit;
-	is($sessions[2]->answer, 't', 'and the last');
+	is($sessions[2]->answer, 't', 'then the last wakes up');
 	is(join("\n", $sessions[2]->announcements(1)),
-		announcement('granted', 'lock', $tickets[1]), 'who is told, too');
+		announcement('granted', 'lock', $tickets[1]), 'the last grant is announced, too');
 	$_->quit foreach $holder, @sessions;
 	nothing_left('dlock_wait');
 }
 
-# Readers are granted together, and so are requests for permits.
+# Readers are granted together.  Requests for permits are, too.
 foreach my $mode ([ ', shared => true', '' ],
 	[ ', slots => 3', ', slots => 3, permits => 3' ])
 {
@@ -230,7 +230,7 @@ foreach my $mode ([ ', shared => true', '' ],
 		"SELECT dlock_wait($ticket, timeout => '0')" => qr/^f$/,
 		"SET lock_timeout = '10ms'; SELECT dlock_wait($ticket)" =>
 		  qr/55P03: canceling/,
-		# local, because otherwise the timeout would apply to its own RESET
+		# LOCAL, because otherwise the timeout would apply to its own RESET
 		"BEGIN; SET LOCAL statement_timeout = '10ms';"
 		  . "SELECT dlock_wait($ticket); ROLLBACK" => qr/57014: canceling/,
 		"BEGIN; SAVEPOINT s; SET LOCAL lock_timeout = '10ms';"
@@ -245,7 +245,7 @@ foreach my $mode ([ ', shared => true', '' ],
 		is( $admin->query("SELECT string_agg(ticket::text, ' ' "
 				  . 'ORDER BY position) FROM dlock_locks'),
 			"$held $ticket $behind",
-			'it keeps its place');
+			'the ticket keeps its place');
 	}
 	$waiter->start("SELECT dlock_wait($ticket)");
 	until_sleeps($waiter);
@@ -254,21 +254,21 @@ foreach my $mode ([ ', shared => true', '' ],
 	is( $admin->query("SELECT string_agg(ticket::text, ' ' "
 			  . 'ORDER BY position) FROM dlock_locks'),
 		"$held $ticket $behind",
-		'it keeps its place');
+		'the ticket keeps its place');
 
-	# but not this
+	# A forced release ends the ticket.
 	$waiter->start("SELECT dlock_wait($ticket)");
 	until_sleeps($waiter);
 	$admin->query("SELECT dlock_force_release($ticket)");
 	like($waiter->answer, qr/55L01: ticket $ticket is gone/, 'forced release');
 	like($waiter->query("SELECT dlock_wait($ticket)"),
-		qr/55L01: ticket $ticket is gone/, 'it is gone');
+		qr/55L01: ticket $ticket is gone/, 'the ticket is gone');
 	$ticket = enqueue($waiter, 'lock');
 	$holder->quit;
 	is($last->query("SELECT dlock_wait($behind)"), 't', 'the next has it');
 	$last->quit;
 	is($waiter->query("SELECT dlock_wait($ticket)"),
-		't', 'and who enqueued again comes last');
+		't', 'a session that enqueued again comes last');
 	$waiter->quit;
 	nothing_left('interruptions');
 }
@@ -281,7 +281,7 @@ foreach my $mode ([ ', shared => true', '' ],
 	like($admin->query("SELECT dlock_wait($ticket)"),
 		qr/55L01: ticket $ticket is gone/, "another session's ticket");
 	like($admin->query("SELECT dlock_release_ticket($ticket)"),
-		qr/55000.*^f$/ms, 'is not to be released, either');
+		qr/55000.*^f$/ms, 'another session cannot release it, either');
 	$holder->quit;
 	nothing_left('two sessions');
 }
@@ -316,8 +316,7 @@ foreach my $mode ([ ', shared => true', '' ],
 #
 # Deadlocks
 #
-# The session that waits with the younger ticket is the victim.  Its ticket
-# stays.
+# The session that waits with the younger ticket is the victim, but keeps it.
 foreach my $looker (0, 1)
 {
 	my @sessions = map { session($node) } 0, 1;
@@ -328,7 +327,7 @@ foreach my $looker (0, 1)
 	push @tickets, enqueue($sessions[0], 'y');
 	push @tickets, enqueue($sessions[1], 'x');
 	$sessions[$looker]->query($looks);
-	# the last session to wait looks for deadlocks
+	# The session that begins to wait last looks for deadlocks.
 	foreach my $i (1 - $looker, $looker)
 	{
 		$sessions[$i]->start("SELECT dlock_wait($tickets[$i])");
@@ -340,17 +339,17 @@ foreach my $looker (0, 1)
 		'dlock_wait: deadlock');
 	is($sessions[1]->query("SELECT dlock_wait($tickets[1], '0')"),
 		'f', 'the victim keeps its place');
-	ok(!$sessions[0]->answered, 'as long as it holds, the other one waits');
+	ok(!$sessions[0]->answered, 'the other session waits while the victim holds');
 	$sessions[1]->query("SELECT dlock_release('y')");
-	is($sessions[0]->answer, 't', 'and then no longer');
+	is($sessions[0]->answer, 't', 'the other session gets the lock after the release');
 	$sessions[0]->query('SELECT dlock_release_all()');
 	is($sessions[1]->query("SELECT dlock_wait($tickets[1])"),
-		't', 'the victim has its turn at last');
+		't', 'the victim has its turn in the end');
 	$_->quit foreach @sessions;
 	nothing_left('deadlock');
 }
 
-# A wait in dlock_wait(), and one for a row
+# A deadlock of a dlock_wait() and a wait for a row
 {
 	my $row = session($node);
 	my $waiter = session($node);
@@ -365,7 +364,7 @@ foreach my $looker (0, 1)
 	like($waiter->query("SELECT dlock_wait($ticket)"),
 		qr/40P01: deadlock detected/, 'deadlock with a row lock');
 	$waiter->query('ROLLBACK');
-	is($row->answer, '', 'the other one goes on');
+	is($row->answer, '', 'the other session goes on');
 	is($waiter->query("SELECT dlock_wait($ticket, '0')"),
 		'f', 'the victim keeps its place');
 	$_->quit foreach $row, $waiter;
@@ -387,9 +386,9 @@ foreach my $looker (0, 1)
 		$behind->query("SELECT dlock_acquire('x')"),
 		qr/40P01: deadlock detected.*blocked by process $queued->{pid}/s,
 		'deadlock over a place in the queue');
-	ok(!$queued->answered, 'the other one waits');
+	ok(!$queued->answered, 'the other session waits');
 	$_->quit foreach $behind, $holder;
-	like($queued->answer, qr/^\d+$/, 'and goes on');
+	like($queued->answer, qr/^\d+$/, 'the other session goes on');
 	$queued->quit;
 	nothing_left('deadlock over a place in the queue');
 }
@@ -405,14 +404,14 @@ foreach my $looker (0, 1)
 	$ticket = enqueue($queued, 'y');
 	$waiter->query("$looks; SET log_lock_waits = on");
 	$waiter->start("SELECT dlock_acquire('x')");
-	# it logs that after its search
+	# The session logs this after its search.
 	$node->wait_for_log(qr/process $waiter->{pid} still waiting for/, $offset);
 	until_sleeps($waiter);
-	ok(!$waiter->answered, 'no deadlock with one who does not wait');
+	ok(!$waiter->answered, 'no deadlock with a session that does not wait');
 	$queued->query("SELECT dlock_release('x')");
-	like($waiter->answer, qr/^\d+$/, 'who lets go');
+	like($waiter->answer, qr/^\d+$/, 'the waiter gets the lock after a release');
 	$waiter->quit;
-	is($queued->query("SELECT dlock_wait($ticket)"), 't', 'and gets his');
+	is($queued->query("SELECT dlock_wait($ticket)"), 't', 'the queued ticket is granted');
 	$queued->quit;
 	nothing_left('no deadlock');
 }

@@ -3,24 +3,24 @@
 # that moment, and keeps the ticket, which is found by its number.
 #
 # A session waits with a ticket with a ttl, which another client has, too.  The
-# ticket is ended, and the session repeats the request.  It is granted the lock
-# just after the worker has removed the ended ticket.  The new lease is like
-# any other.
+# ticket is ended, and the session repeats the request.  The session is granted
+# the lock just after the worker has removed the ended ticket.  The new lease
+# is like any other.
 #
-# A question about one of many holders, by the number of its ticket or lease,
-# reads no other holder, and neither does an end.  If a delay ends many
+# A query about one of many holders, by the number of its ticket or lease,
+# reads no other holder.  A release does not, either.  If a delay ends many
 # tickets, the lease lock is released in between.  Locks of other databases are
 # not visited.
 #
 # What would break it: a number that the failed session removes, although its
 # lease has adopted the ticket, which then cannot be released; a lease that
 # begins again before its end is finished, and that ends then, or cannot be
-# found; a row that is removed because its lease cannot be found yet; a search of the holders, or of all locks while no session can use
-# them; a walk through all tickets of a lease in one step; one count of waiters
-# for all databases.
+# found; a row that is removed because its lease cannot be found yet; a search
+# of all holders, or of all locks while no session can use them; a loop over
+# all tickets of a lease in one step; one count of waiters for all databases.
 #
-# These moments are between two steps of one process, so a debugger stops it
-# there.
+# These moments are between two steps of one process, so a debugger stops the
+# process there.
 
 use strict;
 use warnings FATAL => 'all';
@@ -43,7 +43,7 @@ my ($holder, $waiter, $other) = map { session($node) } 1 .. 3;
 my $lease = $admin->query("SELECT dlock_lease_open('1h')");
 
 $holder->query("SELECT dlock_acquire('lock')");
-# the debugger must know the library
+# The debugger must know the library.
 $waiter->query('SELECT dlock_version()');
 my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_id_delete');
 $waiter->start("SELECT dlock_lease_acquire('lock', $lease)");
@@ -51,10 +51,10 @@ $admin->until_waits($waiter);
 $holder->query("SELECT dlock_release('lock')");
 $stopped->();
 
-# It gets that ticket, or waits until its fate is known.
+# The other client gets that ticket, or waits until the ticket's fate is known.
 $other->start("SELECT dlock_lease_enqueue('lock', $lease)");
 poll(
-	'the other one has done what it can do',
+	'the other client has its answer or waits',
 	sub {
 		$other->answered ||
 		  $admin->query('SELECT wait_event_type FROM pg_stat_activity '
@@ -67,13 +67,13 @@ my $ticket = $other->answer;
 like($ticket, qr/^\d+$/, 'the other client has got a ticket');
 is($admin->query("SELECT dlock_wait($ticket)"), 't', 'which holds the lock');
 is($admin->query('SELECT ticket, scope FROM dlock_locks'),
-	"$ticket|lease", 'and nobody else');
+	"$ticket|lease", 'no other ticket exists');
 is($admin->query("SELECT dlock_release_ticket($ticket)"),
-	't', 'it is found by its number');
+	't', 'the ticket is found by its number');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 
 #
-# Requested again
+# A request is repeated
 #
 my $enqueue = q{dlock_ttl_enqueue('lock', '1h', 'c', owner => 'one')};
 
@@ -95,14 +95,14 @@ my $anew = $waiter->answer;
 cmp_ok($anew, '>', $ticket, 'requested again');
 is($other->query("SELECT $enqueue"), $anew, 'the other client gets it, too');
 is( $admin->query("SELECT held FROM dlock_leases WHERE lease = $anew"),
-	'1', 'its lease is there');
+	'1', 'the ticket\'s lease exists');
 is($admin->query("SELECT dlock_release_ticket($anew)"), 't', 'and ends');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 is($admin->query('SELECT lease FROM dlock_leases'),
 	$lease, 'no other lease is left');
 
 #
-# One of many holders
+# Queries about one of many holders
 #
 my $slots = 5000;
 my @all = split / /,
@@ -111,9 +111,10 @@ my @all = split / /,
 my $many = $admin->query("SELECT dlock_lease_acquire('lock', $lease, "
 	  . "slots => $slots)");
 
-# Does a question return from a function after this many instructions? A scan
-# of the others would take several for each.  The clock is not stepped through:
-# its loop begins again if the kernel has set the time since the last step.
+# Does a query return from a function after this many instructions?  A scan of
+# the other holders would take several for each.  The clock is not stepped
+# through: its loop begins again if the kernel has set the time since the last
+# step.
 my $steps = "$PostgreSQL::Test::Utils::tmp_check/steps.gdb";
 
 append_to_file($steps, <<'END');
@@ -141,7 +142,7 @@ sub returns_within
 		'print $pc == $back');
 
 	is($session->query("SELECT $question"), 't', $question);
-	return like($asked->(), qr/^\$\d+ = 1$/m, 'looks at no others');
+	return like($asked->(), qr/^\$\d+ = 1$/m, 'reads no other holder');
 }
 
 my @questions = (
@@ -150,35 +151,35 @@ my @questions = (
 	[ "dlock_is_held('lock', $all[100])" => 'dlock_is_held' ],
 	[ "dlock_is_held('lock', $lease)" => 'dlock_is_held' ]);
 
-# once before: the first question may have to flush the WAL
+# Query once before, because the first query may have to flush the WAL.
 $other->query("SELECT $_->[0]") foreach @questions;
 returns_within(20000, $other, @$_) foreach @questions;
 is( $other->query("SELECT dlock_check('other', $many), "
 		  . "dlock_check('lock', $lease), "
 		  . "dlock_is_held('other', $lease), "
 		  . "dlock_is_held('lock', $many)"),
-	'f|f|f|f', 'and only what was asked for');
+	'f|f|f|f', 'only the given tickets are released');
 returns_within(20000, $other, @$_)
   foreach [ "dlock_force_release($all[100])" => 'dlock_queue_force' ],
   [ "dlock_force_release($many)" => 'dlock_queue_force' ];
 
 #
-# A session's ticket is searched for, and so is one that does not exist.
+# A session's ticket, or a ticket that does not exist, needs a search.
 #
 $ticket = $holder->query("SELECT dlock_acquire('own')");
 foreach my $number (1, $ticket)
 {
 	is( $other->query("SELECT dlock_force_release($number)"),
-		$number == 1 ? 'f' : 't', 'looked for');
+		$number == 1 ? 'f' : 't', 'a search');
 }
 
 #
-# Many tickets of one lease: a process that ends its delay lets others use
-# leases in between.
+# A lease has many tickets.  A process that ends its delay lets other processes
+# use leases in between.
 #
 my $tickets = 1000;
 
-# Calls a function less often than there are tickets, between two places
+# Is a function called less often than there are tickets, between two places?
 sub in_steps
 {
 	my ($session, $from, $function, @to) = @_;
@@ -210,8 +211,8 @@ $admin->wait_for(
 	"SELECT count(*) = 0 FROM dlock_queue WHERE lease = $lease");
 
 #
-# The noted end of a removal in the WAL only grows: a session that flushed less
-# would trust a grant that a crash undoes.
+# The noted end of a removal in the WAL only grows, because a session that
+# flushed less would trust a grant that a crash undoes.
 #
 $lease = $admin->query("SELECT dlock_lease_open('1h')");
 $ticket = $admin->query("SELECT dlock_lease_acquire('removed', $lease)");
@@ -224,12 +225,12 @@ my $noted = commands_in(
 	'call (void) dlock_journal_note_removal($space, $key, $lsn - 1000)',
 	'print dlock_journal_find_removal($space, $key) == $lsn + 16');
 $admin->query("SELECT dlock_release_ticket($ticket)");
-like($noted->(), qr/^\$\d+ = 1$/m, 'an earlier removal does not lower it');
+like($noted->(), qr/^\$\d+ = 1$/m, 'an earlier removal does not lower the noted end');
 $admin->query("SELECT dlock_lease_close($lease)");
 
 #
-# The row of a lease is written before the lease can be found.  Just then, the
-# worker removes rows of a copy, which a user has locked until now.
+# The row of a lease is written before the lease can be found.  At that moment,
+# the worker removes foreign rows, which a user has locked until now.
 #
 my $foreign = 'system <> (SELECT system_identifier FROM pg_control_system())';
 

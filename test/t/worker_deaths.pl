@@ -1,8 +1,8 @@
-# A worker that dies soon after its start is followed by another one, which may
-# succeed, but after a growing pause, so that the server has time for other
-# work.  Once the cause is gone, all is as before.
+# If a worker dies soon after its start, another worker follows after a growing
+# pause, so that the server has time for other work.  When the cause is gone,
+# workers start without a pause.
 #
-# A cancel is no death: neither the worker nor its current task ends.
+# A cancel ends neither the worker nor its current task.
 #
 # A worker that is terminated during its start first writes pending changes.
 #
@@ -41,8 +41,8 @@ sub deaths
 		  /background worker "dlock worker" .*exited/g);
 }
 
-# Each worker dies at the first row that it writes.  Only the one before starts
-# it.
+# Each worker dies at the first row that it writes.  Only its death starts the
+# next worker.
 stop_worker($admin, sub { $client->start($acquire) });
 stop_while($admin, $client->{pid},
 	"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
@@ -53,19 +53,19 @@ foreach my $n (1 .. 5)
 
 	worker_dies($admin);
 	cmp_ok(next_worker_stops($admin),
-		'>=', $least, "a worker dies: another one comes, and waits for $least s");
-	is(deaths(), $n, 'which the log tells');
+		'>=', $least, "a worker dies: the next comes after $least s");
+	is(deaths(), $n, 'the log has the deaths');
 	is($admin->query("SELECT dlock_acquire('other') > 0"),
 		't', 'session scope goes on');
 }
 worker_goes_on($admin);
 continue_process($client->{pid});
-# a call that took too long got an error
+# A call that took too long has got an error.
 $client->answer;
 like($client->query($acquire),
-	qr/^\d+$/, 'the reason is gone: the worker works');
+	qr/^\d+$/, 'when the cause is gone, the worker works');
 
-# A terminated worker has not died.
+# A terminated worker does not count as dead.
 my $pid;
 foreach (1 .. 10)
 {
@@ -73,7 +73,7 @@ foreach (1 .. 10)
 	$admin->query("SELECT pg_terminate_backend($pid)");
 	backends_gone($pid);
 }
-isnt(worker($admin), $pid, 'workers that are terminated are followed, too');
+isnt(worker($admin), $pid, 'another worker follows a terminated worker');
 
 # A canceled worker continues, whatever it is doing.
 sub cancel
@@ -96,20 +96,20 @@ is(stop_worker(
 	$pid, 'the same worker goes on');
 $admin->query("SELECT pg_cancel_backend($pid)");
 worker_goes_on($admin);
-like($client->answer, qr/^\d+$/, 'and has written what it was writing');
-is(worker($admin), $pid, 'it is still the same');
+like($client->answer, qr/^\d+$/, 'the canceled worker has written its batch');
+is(worker($admin), $pid, 'the worker is still the same');
 
 unlike(slurp_file($node->logfile, $log),
 	qr/background worker "dlock worker" .*exited/,
-	'none has died of a cancel');
+	'no worker has died of a cancel');
 
-# A shutdown while a worker starts: it writes before it goes.
+# At a shutdown, a worker that is starting writes before it exits.
 stop_worker($admin,
 	sub { $client->start("SELECT dlock_lease_acquire('paused', $lease)") });
 stop_while($admin, $client->{pid},
 	"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
 	  . "WHERE pid = $client->{pid}");
-# the next one is held up as it starts
+# The next worker is held up as it starts.
 worker_dies($admin);
 like($admin->query("SELECT dlock_lease_close($lease)"),
 	qr/^\d+$/, 'a lease is closed while a worker starts');
@@ -119,7 +119,7 @@ $node->stop('fast');
 $node->start;
 $admin = session($node);
 is($admin->query("SELECT dlock_renew($lease) IS NULL"),
-	't', 'and so it stays, after a shutdown at that moment');
+	't', 'the lease stays closed after a shutdown at that moment');
 
 $admin->quit;
 $node->stop;

@@ -31,18 +31,18 @@ my $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
 my $next = session($node);
 like($fence, qr/^\d+$/, 'a lease holds');
 
-# No session waits or calls dlock before the next worker is there, because
-# either would start one.
+# No session waits or calls dlock before the next worker is there, because both
+# would start a worker.
 my $first = worker($admin);
 is($admin->query("SELECT pg_terminate_backend($first)"),
 	't', 'the worker is terminated while idle');
 backends_gone($first);
-isnt(worker($admin), $first, 'another worker comes by itself');
+isnt(worker($admin), $first, 'another worker starts by itself');
 $next->start("SELECT dlock_acquire('held')");
 $admin->until_waits($next);
 is($client->query("SELECT dlock_renew($lease)"), '1', 'the lease lives');
 is($client->query("SELECT dlock_release_ticket($fence)"), 't', 'is released');
-grows('and the waiter is next', $fence, $next->answer);
+grows('the waiter is next', $fence, $next->answer);
 $next->query('SELECT dlock_release_all()');
 
 # Terminated with a full journal: a release, and calls that wait for their
@@ -62,31 +62,31 @@ $admin->wait_for(q{SELECT count(*) = 3 FROM dlock_locks
 	WHERE name LIKE 'full %' AND granted AND pid IS NULL});
 $admin->wait_for('SELECT count(*) = 3 FROM dlock_leases');
 is($admin->query('SELECT count(*) FROM dlock_queue'),
-	'1', 'nothing was written before');
+	'1', 'the stopped worker has written nothing');
 others_go_on($admin, 'worker stopped');
 ok( !(grep { $_->answered } @sessions, $next),
-	'who needs a row waits, and so does who is next');
+	'calls that need a row wait, and so does the next ticket');
 $admin->query("SELECT pg_terminate_backend($first)");
 thaw($first);
 backends_gone($first);
 like(join(' ', map { $_->answer } @sessions),
-	qr/^\d+ \d+ \d+ \d+$/, 'the next worker writes all of it');
-like($next->answer, qr/^\d+$/, 'and hands on');
+	qr/^\d+ \d+ \d+ \d+$/, 'the next worker writes all rows');
+like($next->answer, qr/^\d+$/, 'the next worker hands over');
 $next->query('SELECT dlock_release_all()');
 is( $admin->query(
 		q{SELECT string_agg(name, ', ' ORDER BY name) FROM dlock_queue}),
 	'full 1, full 2, full 3',
-	'as the table says');
+	'the table has all rows');
 
-# Stopped, and nothing else
+# The worker is only stopped, and continued.
 $first = freeze($admin);
 $sessions[0]->start("SELECT dlock_lease_acquire('stopped', $lease)");
 $admin->wait_for(q{SELECT count(*) = 1 FROM dlock_locks
 	WHERE name = 'stopped' AND pid IS NULL});
 ok(!$sessions[0]->answered, 'a call waits while the worker is stopped');
 thaw($first);
-like($sessions[0]->answer, qr/^\d+$/, 'and is answered when it goes on');
-is(worker($admin), $first, 'it is the same worker');
+like($sessions[0]->answer, qr/^\d+$/, 'the call returns when the worker goes on');
+is(worker($admin), $first, 'the worker is the same');
 
 #
 # The worker cannot write
@@ -110,7 +110,7 @@ is( $client->query(
 		q{SELECT (SELECT count(*) FROM dlock_locks WHERE name LIKE 'new%'),
 				 (SELECT count(*) FROM dlock_leases WHERE info = 'new')}),
 	'0|0',
-	'and nothing is left of them');
+	'failed calls leave nothing');
 ok(is_free($client, 'new') && is_free($client, 'new 2'),
 	'the names are free');
 others_go_on($client, 'tables locked');
@@ -118,23 +118,23 @@ is($client->query("SELECT dlock_release_ticket($fence)"),
 	't', 'a release does not wait');
 is($client->query("SELECT dlock_check('held', $fence)"), 'f', 'and counts');
 is($client->query("SELECT dlock_try_acquire('held') IS NULL"),
-	't', 'but the lock is not handed on before that is written');
-ok(!$next->answered, 'not to the next in line either');
+	't', 'the lock is not free before the release is written');
+ok(!$next->answered, 'the next in line does not get it, either');
 $admin->query('ROLLBACK');
-grows('it is when the tables can be written again', $fence, $next->answer);
+grows('the next gets it when the tables can be written again', $fence, $next->answer);
 $next->query('SELECT dlock_release_all()');
 is($admin->query(q{SELECT count(*) FROM dlock_queue WHERE name LIKE 'new%'}),
-	'0', 'nothing was written of what failed');
+	'0', 'no row was written for failed calls');
 
-# Undone during the write, while the worker has it in a batch.
+# A call is canceled while the worker has its row in a batch.
 foreach my $call ("dlock_lease_acquire('new', $lease)",
 	"dlock_ttl_acquire('new', '10min')")
 {
 	my $worker = worker($admin);
 	my $answer;
 
-	# The worker gives up after a second, and the call fails then.  If the
-	# cancel comes later than that, it meets another attempt.
+	# The worker gives up after a second, and then the call fails.  A cancel
+	# after that second meets another attempt.
 	do
 	{
 		$admin->query("BEGIN; LOCK TABLE $tables");
@@ -195,7 +195,7 @@ foreach my $way (sort keys %ways)
 			'0|1',
 			'... leaves nothing');
 		ok( is_free($admin, 'new') && is_free($admin, 'new 2'),
-			'... and the names free');
+			'... and the names are free');
 	}
 }
 is($admin->query(q{SELECT count(*) FROM dlock_queue WHERE name LIKE 'new%'}),
@@ -208,13 +208,13 @@ is( $client->query(
 	't',
 	'a ticket is released without the worker');
 is($client->query("SELECT dlock_lease_close($lease)"),
-	'2', 'and a lease closed');
+	'2', 'a lease is closed without the worker');
 is($client->query("SELECT dlock_renew($lease) IS NULL"), 't', 'it is gone');
 is( $client->query(
 		q{SELECT string_agg(name, ', ') FROM dlock_locks WHERE lease IS NOT NULL}
 	),
 	'full 3',
-	'nothing but what another lease has is held');
+	'only the locks of another lease are held');
 ok(!is_free($client, 'full 1'), 'the name stays closed until the worker comes');
 thaw($worker);
 poll('the name is free', sub { is_free($client, 'full 1') });
@@ -231,9 +231,9 @@ is( $admin->query(
 		'SELECT (SELECT count(*) FROM dlock_queue), '
 		  . '(SELECT count(*) FROM dlock_queue_lease)'),
 	'0|0',
-	'the worker goes when no lease is left');
+	'the worker exits when no lease is left');
 
-# A worker that fails before it has begun is noticed, too.
+# A worker that fails during its start is noticed, too.
 $admin->query("BEGIN; LOCK TABLE $tables");
 like(
 	$client->query("SELECT dlock_lease_open('10min')"),
@@ -241,9 +241,9 @@ like(
 	'a worker that cannot begin makes calls fail');
 $admin->query('ROLLBACK');
 is($client->query('SELECT count(*) FROM dlock_leases'),
-	'0', 'with nothing left');
+	'0', 'these calls leave nothing');
 
-# New sessions may be refused, but existing ones continue.
+# If new sessions are refused, existing sessions continue.
 no_worker($admin);
 $node->safe_psql('postgres', 'CREATE DATABASE closed');
 $node->safe_psql('closed', 'CREATE EXTENSION dlock');
@@ -257,8 +257,8 @@ $node->safe_psql('closed', 'CREATE EXTENSION dlock');
 }
 
 #
-# A shutdown that comes before the worker has written: it writes then, and a
-# release is not undone.
+# If a shutdown comes before the worker has written, the worker still writes,
+# and a release is not undone.
 #
 $lease = $client->query("SELECT dlock_lease_open('10min')");
 $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
@@ -279,11 +279,11 @@ $node->start;
 is( $node->safe_psql('postgres',
 		"SELECT dlock_check('held', $fence), dlock_check('released', $released)"),
 	't|f',
-	'shutdown: and stays so');
+	'shutdown: still released after the restart');
 
 #
-# Disk full.  A limit on the size of files does what a full disk does, and
-# spares the WAL if its files are small, and shared memory if it is no file.
+# The disk is full.  A limit on the size of files has the same effect, but
+# spares the WAL if its files are small, and shared memory if it is not a file.
 #
 $node->stop;
 $node = PostgreSQL::Test::Cluster->new('full');
@@ -312,9 +312,9 @@ $answer = $fill->($round++) while $round < 40 && $answer !~ /ERROR/;
 like($answer, qr/could not write to the tables of leases/,
 	'disk full: a call fails');
 my $rows = $client->query('SELECT count(*) FROM dlock_queue');
-cmp_ok($rows, '>', 100, 'after others did not');
+cmp_ok($rows, '>', 100, 'earlier calls did not fail');
 is($client->query('SELECT count(*) FROM dlock_locks'),
-	$rows, 'what was written is held, and nothing else');
+	$rows, 'only the written tickets hold locks');
 is($client->query("SELECT dlock_renew($lease)"), $rows, 'with its lease');
 ok(is_free($client, "lock ${round}00"), 'the other names are free');
 others_go_on($client, 'disk full');
@@ -325,15 +325,15 @@ is( $client->query(
 	'locks are released');
 poll('handed on',
 	sub { is_free($client, 'lock 1') && is_free($client, 'lock 2') });
-pass('and handed on');
+pass('the lock is handed over');
 $client->quit;
 $node->restart;
 is($node->safe_psql('postgres', 'SELECT count(*) FROM dlock_locks'),
-	$rows - 2, 'what was acknowledged is there after a restart');
+	$rows - 2, 'acknowledged tickets are there after a restart');
 is( $node->safe_psql('postgres',
 		"SELECT dlock_lease_acquire('room', $lease) > 0"),
 	't',
-	'and with room on the disk calls succeed');
+	'with room on the disk, calls succeed');
 
 $node->stop;
 done_testing();

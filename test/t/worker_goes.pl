@@ -1,10 +1,10 @@
 # A worker stays while a client could notice its absence, and exits otherwise,
-# even if leases are left.  So it does not occupy its database and its slot as
-# long as leases live.  A session that waits for a lease starts a worker again,
-# and so does a call when a lease is due.
+# even if leases are left.  So it does not occupy its database and its slot
+# while leases live.  A session that waits for a lease starts a worker again.
+# A call starts a worker, too, if a lease is due.
 #
-# What would break it: a worker that stays for a lease that no session uses;
-# one that exits while a session waits or listens; a call that meets a due
+# What would break it: a worker that stays for a lease that no session uses; a
+# worker that exits while a session waits or listens; a call that meets a due
 # lease and does not let a worker end it.
 
 use strict;
@@ -48,7 +48,7 @@ foreach my $n (1 .. 8)
 	my $client = session($node, "d$n");
 	my $answer;
 
-	# until a slot is free
+	# Retry until a slot is free.
 	poll("a lease in d$n",
 		sub {
 			$answer = $client->query("SELECT dlock_ttl_acquire('lock', '1h')");
@@ -58,28 +58,28 @@ foreach my $n (1 .. 8)
 	$client->quit;
 }
 $admin->wait_for('SELECT count(*) = 0 ' . workers('true'));
-pass('their workers have gone');
-is($admin->query('DROP DATABASE d8'), '', 'and a database can be dropped');
+pass('the workers have exited');
+is($admin->query('DROP DATABASE d8'), '', 'a database can be dropped');
 
 my $client = session($node, 'd7');
 is($client->query("SELECT count(*) FROM dlock_queue"), '1', 'a row is left');
 is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
 	't', 'the lease holds without a worker');
 is($admin->query('SELECT count(*) ' . workers('true')),
-	'0', 'and nobody has started one');
+	'0', 'no worker was started');
 is($client->query('SELECT dlock_renew(lease) FROM dlock_leases'),
-	'1', 'nor does a renewal need it');
+	'1', 'a renewal needs no worker');
 like(
 	$client->query(
 		'SELECT dlock_release_ticket(ticket) FROM dlock_locks'),
 	qr/^t$/, 'released');
 ok($client->wait_for('SELECT count(*) = 0 FROM dlock_queue'),
-	'and written by the next one');
+	'the next worker writes the release');
 $client->quit;
 
 #
-# Due when no session is there: in a database for each kind of call that may
-# meet it
+# A lease is due when no session is there, in one database for each kind of
+# call that can meet the lease
 #
 my %meet = (
 	d1 => "SELECT dlock_try_acquire('due') IS NOT NULL",
@@ -100,39 +100,39 @@ foreach my $database (sort keys %session)
 		qr/^\d+$/, "$database: a lease that will be due");
 }
 
-# a waiter starts one, and keeps it
+# A waiter starts a worker, and keeps it.
 no_worker_in('d5');
 $session{d5}->start("SELECT dlock_acquire('due')");
 ok( $admin->wait_for(
 		'SELECT count(*) = 1 ' . workers("datname = 'd5'")),
-	'd5: who waits brings a worker');
-# as long as an announcement may have a listener
+	'd5: a waiter starts a worker');
+# A worker stays while an announcement may have a listener.
 $session{d6}->query("SELECT dlock_ttl_enqueue('due', '1h')");
-# or a watcher
+# A worker stays while a watch exists.
 $session{d9}->query("SELECT dlock_watch('due')");
-# each call asks for one, until a slot is free
-poll('a worker for who watches',
+# Each call requests a worker, until a slot is free.
+poll('a worker for the watcher',
 	sub {
 		$session{d9}->query("SELECT dlock_is_held('due')");
 		$admin->query('SELECT count(*) ' . workers("datname = 'd9'")) eq '1';
 	});
 no_worker_in($_) foreach sort keys %meet;
-pass('nobody is there for those that nobody waits for');
+pass('no worker is there for leases without a waiter');
 is( $admin->query("SELECT string_agg(datname, ' ' ORDER BY datname) "
 		  . workers('true')),
 	'd5 d6 d9',
-	'but where somebody waits, or may be told, or watches');
+	'workers are there for a waiter, a listener and a watcher');
 
 like($session{d5}->answer, qr/^\d+$/, 'd5: granted when it is due');
 like(join("\n", $session{d6}->announcements(1)),
 	qr/"event":"granted","lock":"due"/, 'd6: told when it is due');
 like(join("\n", $session{d9}->announcements(2)),
-	qr/"held","lock":"due".*\n.*"free","lock":"due"/, 'd9: and so is who watches');
+	qr/"held","lock":"due".*\n.*"free","lock":"due"/, 'd9: the watcher is told');
 foreach my $database (sort keys %meet)
 {
 	my $met = session($node, $database);
 
-	# only a worker removes the row
+	# Only a worker removes the row.
 	ok( poll(
 			"$database: ends",
 			sub {
@@ -146,7 +146,7 @@ foreach my $database (sort keys %meet)
 }
 $_->quit foreach values %session;
 no_worker_in($_) foreach 'd5', 'd6', 'd9';
-pass('and goes when nobody can be told');
+pass('the worker exits when no client can be told');
 
 #
 # A session that begins to wait as the worker exits is not forgotten
@@ -167,8 +167,8 @@ $_->quit foreach $client, $other;
 no_worker_in('d1');
 
 #
-# A client that returns for the announcement of its ticket: from its first call
-# on
+# A client returns for the announcement of its ticket, and has a worker from
+# its first call on
 #
 $client = session($node, 'd1');
 my $fence = $client->query("SELECT dlock_ttl_acquire('told', '30 s')");
@@ -179,14 +179,14 @@ $client = session($node, 'd1');
 $client->query('LISTEN news');
 is($client->query("SELECT dlock_check('told', $queued)"), 'f', 'not yet');
 ok( $admin->wait_for('SELECT count(*) = 1 ' . workers("datname = 'd1'")),
-	'who comes back may be told, and so brings a worker');
+	'a returning client may be told, and so starts a worker');
 $client->query("SELECT dlock_release_ticket($fence), dlock_release_ticket($queued)");
 $client->quit;
 no_worker_in('d1');
 
 #
-# A session that waits while no slot is free asks again, and not only when it
-# looks for deadlocks
+# A session that waits while no slot is free requests a worker again, and not
+# only when it looks for deadlocks
 #
 $client = session($node);
 $fence = $client->query("SELECT dlock_ttl_acquire('slot', '1h')");
@@ -194,8 +194,8 @@ no_worker_in('postgres');
 my @others = map { session($node, "d$_") } 1 .. 7;
 foreach my $other (@others)
 {
-	# a slot may not be free yet
-	poll('a lease that others wait for',
+	# A slot may not be free yet.
+	poll('a lease that other sessions wait for',
 		sub {
 			$other->query("SELECT dlock_ttl_acquire('keeps', '1h')") !~ /53400/;
 		});
@@ -207,11 +207,11 @@ $waiter->start("SELECT dlock_acquire('slot')");
 $admin->until_waits($waiter);
 like($client->query("SELECT dlock_release_ticket($fence)"),
 	qr/^t$/, 'released, with no slot for a worker');
-ok(!$waiter->answered, 'not handed on');
+ok(!$waiter->answered, 'not handed over');
 $admin->query('SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
 	  . "WHERE datname = 'd1' AND wait_event = 'userlock'");
-grows('as soon as a slot is free', $fence, $waiter->answer);
-like($others[0]->answer, qr/57014/, 'which was another one');
+grows('granted when a slot is free', $fence, $waiter->answer);
+like($others[0]->answer, qr/57014/, 'another session is canceled to free the slot');
 $admin->query('SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
 	  . "WHERE wait_event = 'userlock'");
 $_->quit foreach @others, $waiter, $client, $admin;

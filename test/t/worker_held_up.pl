@@ -2,7 +2,7 @@
 # leases are due at once, or a lease has many tickets.
 #
 # What would break it: a worker that waits for a lock on a table as long as
-# other sessions may wait, or that ends all that is due before it does anything
+# other sessions may wait, or that ends all due leases before it does anything
 # else.
 
 use strict;
@@ -32,7 +32,7 @@ my $client = session($node);
 my $listener = session($node);
 
 #
-# A lock on a table, while standbys count
+# A table is locked, while standbys count
 #
 {
 	my $receiver = IPC::Run::start(
@@ -86,8 +86,8 @@ my $listener = session($node);
 	$receiver->finish;
 }
 
-# A new worker needs no table to end due leases either.  The row is removed
-# later, and the lock handed over then.
+# A new worker needs no table to end due leases, either.  The row is removed
+# later, and then the lock is handed over.
 {
 	my $keeper = session($node);
 	my $lease = $keeper->query("SELECT dlock_lease_open('100ms', attach => true)");
@@ -103,7 +103,7 @@ my $listener = session($node);
 	$worker = worker($admin);
 	$admin->query("SELECT pg_terminate_backend($worker)");
 	backends_gone($worker);
-	isnt(worker($client), $worker, 'tables are locked: another worker comes');
+	isnt(worker($client), $worker, 'tables are locked: another worker starts');
 	$keeper->quit;
 	my @told;
 	poll('expired',
@@ -111,14 +111,14 @@ my $listener = session($node);
 			push @told, $listener->announcements(0);
 			grep { $_ eq announcement('expired', 'lock', $ticket) } @told;
 		});
-	pass('and ends what is due');
-	ok(!$next->answered, 'though nothing is handed on before it is written');
+	pass('the new worker ends the due lease');
+	ok(!$next->answered, 'the lock is not handed over before the row is removed');
 	$admin->query('ROLLBACK');
-	grows('and then it is', $ticket, $next->answer);
+	grows('the lock is handed over when the row is removed', $ticket, $next->answer);
 	$next->quit;
 }
 
-# A ttl begins with the grant, also for the next one, and waits only for the
+# A ttl begins at the grant, also for a ticket whose grant waits only for the
 # removal of a row.
 {
 	my $ttl = ample(0.5);
@@ -131,25 +131,25 @@ my $listener = session($node);
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks '
 		  . "WHERE name = 'lock' AND NOT granted");
 	$client->query("SELECT pg_sleep(2 * $ttl)");
-	ok(!$next->answered, 'a table is locked: who waits longer than its ttl waits on');
+	ok(!$next->answered, 'a table is locked: a ticket can wait longer than its ttl');
 	$admin->query('ROLLBACK');
-	grows('and is granted then', $ticket, $next->answer);
+	grows('the ticket is granted when the row is removed', $ticket, $next->answer);
 	is_now($admin, q{SELECT count(*) FROM dlock_locks WHERE name = 'lock'},
-		'0', 'and its ttl runs');
+		'0', 'the ttl of the ticket runs from the grant');
 	$next->quit;
 }
 
 #
-# Many that are due at once.  The worker stops at the first row that it
-# removes.  Nothing else must lock its tables, as a VACUUM does that truncates
+# Many leases are due at once.  The worker stops at the first row that it
+# removes.  No other process must lock its tables, as a VACUUM does to truncate
 # them.
 #
 $admin->query("ALTER TABLE $_ SET (vacuum_truncate = off)")
   foreach 'dlock_queue', 'dlock_queue_lease';
 
-# Ttls that begin at the end of a session are over at about one time.  The
-# worker is held up when it ends the first one, for longer than it may take in
-# all before it comes to its tables.
+# Ttls that begin at the end of a session end at about the same time.  The
+# worker is held up when it ends the first lease, for longer than the time
+# after which it must turn to its tables.
 sub end_many
 {
 	my ($what) = @_;
@@ -158,7 +158,7 @@ sub end_many
 	my $leases = $what eq 'leases' ? $count : 1;
 	my ($stop, $last, @told);
 
-	# the grants have no listener
+	# The grants have no listener.
 	$keeper->query('SET synchronous_commit = off; CREATE TEMP TABLE l AS '
 		  . "SELECT dlock_lease_open('100ms', attach => true) AS lease "
 		  . "FROM generate_series(1, $leases)");
@@ -169,7 +169,7 @@ sub end_many
 		$count,
 		"$what: many");
 	# A sender without work exits, and the stopped worker could not start
-	# another one.
+	# another.
 	my $awake = 0;
 	my $keep_awake = sub {
 		return $client->query(
@@ -186,16 +186,16 @@ sub end_many
 	$stop->();
 	$keeper->quit;
 
-	# nothing posted before comes after it
+	# No earlier announcement arrives after this one.
 	$last = $client->query("SELECT dlock_enqueue('last', 'channel')");
 	@told = ();
-	poll('the last one',
+	poll('the last announcement',
 		sub {
 			push @told, $listener->announcements(0);
 			grep { /"ticket":$last\b/ } @told;
 		});
 	my $ended = grep { /expired/ } @told;
-	cmp_ok($ended, '>', 0, "$what: some have been ended");
+	cmp_ok($ended, '>', 0, "$what: some are ended");
 	cmp_ok($ended, '<', $count,
 		"$what: and not all, when the worker comes to its tables");
 	$stop->();

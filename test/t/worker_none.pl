@@ -25,7 +25,7 @@ $client->quit;
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
 $client = session($node);
-# The ttl is short only from the first call on, so that it cannot expire
+# The ttl is short only from the first call on, so that the lease cannot expire
 # before.
 $client->query("UPDATE dlock_queue SET ttl = '1s' WHERE ticket = $short");
 is($client->query("SELECT dlock_try_acquire('held') IS NULL"),
@@ -33,7 +33,7 @@ is($client->query("SELECT dlock_try_acquire('held') IS NULL"),
 is( $client->query(
 		"SELECT dlock_check('held', $fence), dlock_renew($lease)"),
 	't|1',
-	'and the lease has it');
+	'the lease has the name');
 foreach my $call (
 	"dlock_lease_open('10min', info => 'new')",
 	"dlock_lease_open('10min', attach => true, info => 'new')",
@@ -54,14 +54,14 @@ foreach my $call (
 		'0|0',
 		'... leaves nothing');
 	ok(is_free($client, 'new') && is_free($client, 'new 2'),
-		'... and the names free');
+		'... and the names are free');
 }
 is($client->query("SELECT dlock_lease_acquire('held', $lease)"),
-	$fence, 'what the lease has already needs no worker');
+	$fence, 'a repeated request of the lease needs no worker');
 others_go_on($client, 'no worker');
 $client->wait_for("SELECT NOT dlock_check('short', $short)");
 is($client->query("SELECT dlock_try_acquire('short') IS NULL"),
-	't', 'a name stays closed where nobody can write that its lease ran out');
+	't', 'a name stays closed if no worker can write the lease\'s expiry');
 $client->quit;
 
 $node->stop;

@@ -2,11 +2,11 @@
 # finds the least ttl without a search.
 #
 # What would break it: a search for the least ttl whenever a lease with that
-# ttl goes; a search although no standby is named; one for an attached lease,
-# whenever the worker is idle.
+# ttl ends; a search although no standby is named; a search for an attached
+# lease whenever the worker is idle.
 #
-# The test measures the worker's CPU time, and compares it with that for few
-# leases: it may be a few times as much.
+# The test measures the worker's CPU time with many and with few leases.  With
+# many, it may be a few times as much.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,7 +33,7 @@ sub used
 	return $fields[11] + $fields[12];
 }
 
-# Leases that come and go, each with the least ttl
+# Open and close leases, each with the least ttl.
 sub grant_and_release
 {
 	my ($times) = @_;
@@ -54,7 +54,7 @@ $client->query(
 is($client->query('SELECT count(*) > 60000 FROM dlock_leases'),
 	't', 'many leases');
 my $many = grant_and_release(3000);
-cmp_ok($many, '<=', 4 * $few + 100, 'they do not make the worker slower')
+cmp_ok($many, '<=', 4 * $few + 100, 'many leases do not make the worker slower')
   || diag("$few ticks before");
 note("$few and $many ticks");
 

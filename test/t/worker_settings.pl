@@ -2,8 +2,8 @@
 # leases are opened, written, expire and are handed over, announcements are
 # sent, the tables are vacuumed and loaded, and no error ends a process.
 #
-# What would break it: a setting that a process gets with its connection, as
-# all of them get the database's and the superuser's.
+# What would break it: a setting that a process of dlock gets with its
+# connection, as each gets the database's and the superuser's settings.
 
 use strict;
 use warnings FATAL => 'all';
@@ -57,7 +57,7 @@ my $admin = session($node);
 $admin->query('CREATE ROLE stranger; CREATE DATABASE test');
 $node->safe_psql('test', 'CREATE EXTENSION dlock; CREATE SCHEMA evil');
 
-# All at once: each could break a step.
+# All settings at once.  Each could break a step.
 foreach my $place (@places)
 {
 	foreach my $setting (@settings)
@@ -89,7 +89,7 @@ foreach my $place (@places)
 	is_now($other, "SELECT granted FROM dlock_queue WHERE ticket = $ticket",
 		't', "$place: and written");
 
-	# a locked table, and a task that fails
+	# A table is locked, and a task fails.
 	my $pid = worker($other);
 	$other->query('BEGIN; LOCK TABLE dlock_queue');
 	like($client->query("SELECT dlock_ttl_acquire('new', '1h')"),
@@ -97,7 +97,7 @@ foreach my $place (@places)
 	$other->query('ROLLBACK');
 	is(worker($other), $pid, "$place: and the worker goes on");
 
-	# more dead rows than a vacuum needs
+	# Make more dead rows than a vacuum needs.
 	ok(come_and_go($client), "$place: many tickets have come and gone");
 	ok( $other->wait_for(
 			q{SELECT vacuum_count > 0 AND n_dead_tup < 6000
@@ -113,8 +113,8 @@ foreach my $place (@places)
 }
 
 #
-# At all places, while another role owns the tables, which may not even read
-# them, and a synchronous commit would wait for a standby
+# All settings at all places, while another role owns the tables, but cannot
+# even read them, and a synchronous commit would wait for a standby
 #
 my $client = session($node, 'test', "options='$free'");
 $admin->query('CREATE ROLE owner');
@@ -141,13 +141,13 @@ grows(
 ok( $client->wait_for(
 		'SELECT count(*) = 2 FROM dlock_queue '
 		  . "WHERE granted AND lease = $lease"),
-	'all at once: expires, and is handed on');
+	'all at once: expires, and is handed over');
 is($client->query("SELECT dlock_lease_close($lease)"),
 	'2', 'all at once: closed');
 ok($client->wait_for('SELECT count(*) = 0 FROM dlock_queue'),
-	'all at once: and removed');
+	'all at once: rows are removed');
 
-# the loader after a start, in a read-only transaction
+# The tables are loaded after a start, in a read-only transaction.
 $lease = $client->query("SELECT dlock_lease_open('1h')");
 my $fence = $client->query("SELECT dlock_lease_acquire('a', $lease)");
 $_->quit foreach $client, $admin;
@@ -157,7 +157,7 @@ $client = session($node, 'test',
 is($client->query("SELECT dlock_check('a', $fence)"),
 	't', 'all at once: a session loads the tables');
 is($client->query("SELECT dlock_lease_close($lease)"),
-	'1', 'all at once: and closes');
+	'1', 'all at once: a session closes the lease');
 $client->quit;
 $node->stop;
 done_testing();

@@ -2,10 +2,10 @@
 # slot is free, or the database is dropped.  One worker stays and serves each
 # waiter, or the waiter gets an error.  No worker stays without work.
 #
-# What would break it: a call that waits without limit for a worker; two in
-# office; a waiter that is not granted the lock because no worker could be
-# started when it began to wait; a worker that tries again and again to write
-# to tables that are gone; a release that is lost with the tables.
+# What would break it: a call that waits without limit for a worker; two active
+# workers; a waiter that is not granted the lock because no worker could be
+# started when the wait began; a worker that tries again and again to write to
+# tables that are gone; a release that is lost with the tables.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +25,7 @@ my $client = session($node);
 my $other = session($node);
 
 #
-# A worker reads the settings of its database before all else.
+# A worker first reads the settings of its database, which is blocked here.
 #
 $_->query('SELECT count(*) FROM dlock_locks') foreach $client, $other;
 $admin->query('BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
@@ -33,25 +33,25 @@ $client->start("SELECT dlock_lease_open('1h')");
 like(
 	$client->answer,
 	qr/53400: could not start the worker.*DETAIL:  It was asked for several times.*HINT/s,
-	'no worker comes: a call fails');
+	'no worker starts: a call fails');
 $client->start("SELECT dlock_ttl_acquire('lock', '1h')");
 $other->start("SELECT dlock_ttl_acquire('lock 2', '1h')");
 $admin->wait_for(q{SELECT count(*) = 2 FROM dlock_locks
 	WHERE granted AND pid IS NULL});
 $admin->query('ROLLBACK');
-like($_->answer, qr/^\d+$/, 'a worker comes late: calls succeed')
+like($_->answer, qr/^\d+$/, 'a worker starts late: calls succeed')
   foreach $client, $other;
 $admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
 	WHERE backend_type = 'dlock worker'});
-pass('one of many stays');
+pass('one of many workers stays');
 my $worker = worker($admin);
 is($client->query(q{SELECT dlock_ttl_acquire('lock 3', '1h') > 0}),
 	't', 'and works');
-is(worker($admin), $worker, 'it is the same');
+is(worker($admin), $worker, 'the worker is the same');
 is( $client->query(
 		'SELECT count(dlock_release_ticket(ticket)) FROM dlock_locks'),
 	'3',
-	'all are released');
+	'all tickets are released');
 no_worker($admin);
 
 #
@@ -65,9 +65,9 @@ $admin->until_waits($next);
 $worker = worker($admin);
 $admin->query('BEGIN; DROP EXTENSION dlock');
 is($other->query("SELECT dlock_release_ticket($held)"),
-	't', 'a release is to be written');
+	't', 'a release is not written yet');
 $client->start("SELECT dlock_lease_acquire('lock', $lease)");
-# the call fails after the worker has waited for a second
+# The call fails after the worker has waited for a second.
 poll('a call waits, or has failed',
 	sub {
 		$client->answered || $admin->query(
@@ -78,16 +78,16 @@ $admin->wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 $admin->query('COMMIT');
 like($client->answer, qr/(42704|55P03): could not write to the tables|55L01/,
-	'the extension goes: a call fails');
+	'the extension is dropped: a call fails');
 backends_gone($worker);
-pass('and the worker goes');
+pass('the worker exits');
 like($next->answer, qr/55L01: lock "held" is gone/,
-	'nobody waits for what was released');
+	'no session waits for the released lock');
 $next->quit;
 $admin->query('CREATE EXTENSION dlock');
 
 #
-# It is gone when the worker starts for an earlier ticket.
+# The extension is gone when the worker starts for an earlier ticket.
 #
 $client->query("SELECT dlock_acquire('lock')");
 my $ticket = $other->query("SELECT dlock_enqueue('lock', 'nobody')");
@@ -95,9 +95,9 @@ $admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 is($client->query('SELECT dlock_release_all()'),
 	'1', 'a lock of an extension that is gone is released');
 like($other->query("SELECT dlock_wait($ticket)"),
-	qr/55L01: ticket $ticket is gone/, 'and not handed on in the new one');
+	qr/55L01: ticket $ticket is gone/, 'the lock is not handed over in the new extension');
 no_worker($admin);
-pass('no worker stays for it');
+pass('no worker stays for the old extension');
 $_->quit foreach $client, $other;
 
 #
@@ -121,7 +121,7 @@ SKIP:
 				't', 'a release is being written');
 		});
 	is($client->query('SELECT count(*) FROM dlock_queue'),
-		'3', 'and is not written');
+		'3', 'the release is not written');
 	$other = session($node);
 	$other->start('DROP DATABASE short WITH (FORCE)');
 	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_locks
@@ -130,7 +130,7 @@ SKIP:
 	worker_is_lost($client);
 	$client->quit;
 
-	# which waits for at most a few seconds
+	# DROP DATABASE waits for at most a few seconds.
 	my $answer = $other->answer;
 	poll('DROP DATABASE',
 		sub { $node->psql('postgres', 'DROP DATABASE short WITH (FORCE)') == 0 })
@@ -138,14 +138,14 @@ SKIP:
 	is( $admin->query(
 			q{SELECT count(*) FROM pg_database WHERE datname = 'short'}),
 		'0',
-		'and its database goes');
+		'the database is dropped');
 	$other->quit;
 }
 
-# the next name space removes the rest
+# The next name space removes the rest.
 $admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 like($admin->query("SELECT dlock_ttl_acquire('lock 1', '1h')"),
-	qr/^\d+$/, 'others go on');
+	qr/^\d+$/, 'other databases go on');
 is($admin->query('SELECT count(*) FROM dlock_locks'), '1', 'with their own');
 $admin->quit;
 $node->stop;
@@ -162,7 +162,7 @@ my $first =
 my $second = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '1h')");
 $node->append_conf('postgresql.conf', 'max_worker_processes = 1');
 $node->restart;
-# The ttl is short only from the first call on, so that it cannot run out
+# The ttl is short only from the first call on, so that the lease cannot expire
 # before.
 $node->safe_psql('a', "UPDATE dlock_queue SET ttl = '1s'");
 $admin = session($node);
@@ -175,10 +175,10 @@ $client = session($node, 'a', q{options='-c deadlock_timeout=10ms'});
 $client->start("SELECT dlock_acquire('lock')");
 $admin->wait_for("SELECT wait_event = 'userlock' FROM pg_stat_activity "
 	  . "WHERE pid = $client->{pid}");
-ok(!$client->answered, 'a lease has the lock in the other one');
+ok(!$client->answered, 'a lease has the lock in the other database');
 is($admin->query("SELECT dlock_release_ticket($first)"),
-	't', 'the one has no lease any more');
-grows('so the worker can come, which hands on in the other',
+	't', 'the first database has no lease any more');
+grows('a worker can start in the other database, and hands over',
 	$second, $client->answer);
 $_->quit foreach $admin, $client;
 $node->stop;

@@ -2,8 +2,8 @@
 # commit: on the primary, on a standby, after a crash, and in decoded WAL.
 #
 # What would break it: the worker's commits have an origin, and therefore a
-# separate time in the WAL, which only the worker sets.  On the primary alone,
-# an error would not be visible.
+# separate time in the WAL, which the worker must set.  On the primary alone, a
+# wrong time would not be visible.
 
 use strict;
 use warnings FATAL => 'all';
@@ -71,7 +71,7 @@ acquire("lock $_") foreach 1 .. 2;
 $client->query(
 	'SELECT pg_terminate_backend(' . worker($client) . ', 60000)');
 my $ticket = acquire('lock 3');
-# let time pass, because transactions without rows do not record it
+# Let time pass.  Transactions without rows do not record their time.
 $client->query('SELECT pg_sleep(0.1)');
 acquire('lock 4');
 times_are_right($node, 'primary');
@@ -79,7 +79,7 @@ times_are_right($node, 'primary');
 $node->wait_for_catchup($standby);
 times_are_right($standby, 'standby');
 
-# The message that begins a transaction: its last position, time and number
+# Each transaction begins with a message: last position, time and number.
 my ($first, $latest) = @commits[ 0, -1 ];
 is( $client->query(qq{
 		SELECT bool_and(('x' || encode(substr(data, 10, 8), 'hex'))::bit(64)::bigint / 1e6
@@ -88,7 +88,7 @@ is( $client->query(qq{
 			'proto_version', '1', 'publication_names', 'all_tables')
 		 WHERE get_byte(data, 0) = ascii('B')}),
 	't',
-	'and those who decode the WAL are told so');
+	'decoded WAL has the same times');
 
 $client->quit;
 $node->stop('immediate');

@@ -1,5 +1,5 @@
-# The lease tables stay small, no matter how many tickets come and go. dlock
-# vacuums them, because autovacuum runs too rarely.
+# The lease tables stay small, however many tickets are acquired and released.
+# The worker vacuums them, because autovacuum runs too rarely.
 #
 # What would break it: tables that are not vacuumed, with a dead row for every
 # ticket; or vacuums that stop because rows cannot be removed yet.
@@ -34,7 +34,7 @@ foreach my $round (1 .. 3)
 	ok(vacuums($round), 'and again');
 }
 cmp_ok($node->safe_psql('postgres', "SELECT pg_relation_size('dlock_queue')"),
-	'<', 2 * $size, 'it has not grown by what came and went');
+	'<', 2 * $size, 'the table has not grown by released tickets');
 
 # If an old snapshot keeps dead rows, the worker continues.
 my $old = session($node);
