@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * account.c
- *	  The memory counted to each role, its limit, and the errors at the limit.
+ *	  Memory counted to each role, the role's limit, and errors at the limit.
  *
  * A role has one account for all databases.  Each object names the role that
  * it counts for, so any process can free it, even after the role was dropped.
@@ -25,7 +25,7 @@
 
 #define REPORT_MEMORY_EVERY 4096
 
-/* Accounts that a backend has open, at most */
+/* How many accounts a backend has open, at most */
 #define MAX_OPEN	8
 
 /* A role or session user below 1/LITTLE of the limit "has little". */
@@ -43,7 +43,7 @@ typedef struct Account
 {
 	DlockAccount *shared;		/* NULL: this place is free */
 	Oid			role;
-	int64		unreported;		/* allocated here since the latest report */
+	int64		unreported;		/* bytes not added to "shared" yet */
 	int			percent;		/* its limit; 0: this session's setting; -1: not
 								 * known */
 } Account;
@@ -92,7 +92,7 @@ find_closed_account(void)
 	return account;
 }
 
-/* With "make", can raise 53200.  Without, the role must have an account. */
+/* With "make", this can raise 53200.  Without, the role must have one. */
 static Account *
 open_account(Oid role, bool make)
 {
@@ -154,9 +154,9 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 }
 
 /*
- * The limit of an account, in percent.  It is the role's setting by ALTER
- * ROLE.  If there is none, or the role has logged in here, it is this
- * session's.  The catalog is read once, and "again" if the limit is reached.
+ * The limit of an account, in percent: the role's setting by ALTER ROLE.  If
+ * the role has none, or has logged in here, the limit is this session's own
+ * setting.  The catalog is read only at first, and if "again" is set.
  */
 static int
 limit_percent(Account *account, bool again)

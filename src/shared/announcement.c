@@ -40,7 +40,7 @@ space_of_ticket(DlockTicket *ticket)
 	return dlock_space_at(ticket->space);
 }
 
-/* Copy out the channel of a ticket; empty if it has none. */
+/* Copy a ticket's channel; "" if it has no announcement. */
 void
 dlock_announcement_channel(DlockTicket *ticket, char *channel)
 {
@@ -76,7 +76,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	return dlock_pointer(announcement);
 }
 
-/* Enter an announcement into the outbox if it is to be sent (I28). */
+/* Enter an announcement into the outbox if it must be sent (I28). */
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -231,7 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/* The announcement if this session has this claim on it (0: any); or NULL */
+/* A ticket's announcement if this session has this claim (0: any); or NULL */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {
@@ -263,12 +263,12 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 	else if (announcement)
 		announcement->armer = 0;
 	LWLockRelease(&space->outbox_lock);
-	/* this wakes the worker, too, which must exist while announcements do */
+	/* also wake the worker, which must exist while there are announcements */
 	if (posted)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim an announcement left unarmed by a rollback; returns 0 if none is. */
+/* Claim an announcement that a rollback left unarmed; returns 0 if none. */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -290,7 +290,7 @@ dlock_announcement_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/* This session's claim of a ticket's announcement, or 0 */
+/* This session's claim on a ticket's announcement, or 0 */
 uint64
 dlock_announcement_my_claim(DlockTicket *ticket)
 {

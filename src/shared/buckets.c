@@ -7,9 +7,9 @@
  * finds as many entries as buckets divides one bucket (linear hashing).  So
  * its cost does not depend on the number of entries.
  *
- * The first buckets are in the partition, the others in segments, each as
- * large as all before it.  A backend that will soon need a segment allocates
- * it without a lock.  Segments never move and are never freed.
+ * The first buckets are in the partition, the others in segments.  A segment
+ * has as many buckets as there are before it.  A backend that will soon need a
+ * segment allocates it without a lock.  No segment is ever moved or freed.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 
 #include "shared/buckets.h"
 
-/* Buckets that dlock_buckets_reserve() divides while it holds the lock once */
+/* Buckets that dlock_buckets_reserve() divides each time it takes the lock */
 #define DIVIDED_AT_ONCE		100
 
 /* The memory must be zero. */
@@ -48,7 +48,7 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 		dsa_free(dlock_area, made);
 }
 
-/* Divide the next bucket by one more hash bit, if its segment exists. */
+/* Divide a bucket by one more hash bit, if the new one's segment exists. */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 {

@@ -98,7 +98,7 @@ dlock_open_relation(DlockSpace *space, const char *name, LOCKMODE mode)
 	return relation;
 }
 
-/* Raise 55000 if the relation is unlogged, so that a crash would empty it. */
+/* Raise 55000 if the relation is unlogged, because a crash would empty it. */
 void
 dlock_check_permanent(Relation relation)
 {
@@ -198,7 +198,7 @@ dlock_role_setting(Oid role, const char *name)
 		systable_endscan(scan);
 	}
 	table_close(catalog, AccessShareLock);
-	/* the caller may wait without a snapshot */
+	/* a caller that waits without a snapshot must not get one here */
 	InvalidateCatalogSnapshot();
 	return result;
 }

@@ -99,7 +99,7 @@ dlock_contention_prepare(DlockSpace *space)
 {
 	DlockContention *sketch = sketch_of(space);
 
-	/* read without the lock: being wrong is harmless */
+	/* read without the lock, because a wrong answer is harmless */
 	if (likely(sketch && (sketch->count < sketch->room ||
 						  sketch->room == DLOCK_CONTENDED_NAMES)))
 		return;
@@ -175,7 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/* Give a name an entry, with index *e; NULL if there is no chunk at all. */
+/* Give a name an entry, and set *e to its index; NULL if there is no chunk. */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {
@@ -198,7 +198,7 @@ take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 	return entry;
 }
 
-/* A session's wait for a lock is over. queue_length includes the session. */
+/* A wait for a lock is over.  "queue_length" includes the waiter itself. */
 void
 dlock_contention_wait(DlockSpace *space, const DlockKey *key, uint64 waited,
 					  uint32 queue_length, DlockWaitEnd how)

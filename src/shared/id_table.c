@@ -7,8 +7,8 @@
  * themselves.  The tables grow as the table of locks does (buckets.c).
  *
  * A single lease is found by its ticket's number.  For requests, see
- * lease_ticket.c.  A search takes a reference to the entry that it finds
- * before it releases the partition (I7).
+ * lease_ticket.c.  Before a search releases the partition's lock, it takes a
+ * reference to the entry that it found (I7).
  *
  *-------------------------------------------------------------------------
  */
@@ -20,7 +20,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* The memory must be zero, and no other process can know it yet. */
+/* The memory must be zero, and unknown to other processes. */
 void
 dlock_id_table_init(DlockIdPartition *partitions, int tranche)
 {

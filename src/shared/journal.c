@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-/* Mark a changed record.  The caller took the lease lock before (I9). */
+/* Mark a changed record.  The lease lock was taken before the change (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -46,7 +46,7 @@ dlock_journal_unmark(DlockSpace *space, DlockRecord *record)
 	record->listed = false;
 }
 
-/* The end in the WAL of a record's latest write or load, or later */
+/* A WAL position at or after the end of a record's latest write or load */
 XLogRecPtr
 dlock_journal_position(DlockSpace *space, DlockRecord *record)
 {
@@ -56,7 +56,7 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* The place for the latest removal of a lock; several locks can share it */
+/* A lock's place for its latest removal; several locks can share the place */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {
@@ -108,13 +108,13 @@ dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 
 	/* set before any grant that this removal allows */
 	pg_atomic_write_u32(&space->has_removed, 1);
-	/* several locks can share the place */
+	/* another lock that shares the place may have noted a later removal */
 	while (before < lsn &&
 		   !pg_atomic_compare_exchange_u64(noted, &before, lsn))
 		;
 }
 
-/* Note that writing has failed, with this SQLSTATE, for callers that wait. */
+/* Tell callers that wait for a write that it failed, with this SQLSTATE. */
 void
 dlock_journal_fail(DlockSpace *space, int code)
 {

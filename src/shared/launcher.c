@@ -18,7 +18,7 @@
 
 #include "shared/inner.h"
 
-#define START_MS		1000	/* interval between requests for a start */
+#define START_MS		1000	/* least time between requests for a start */
 
 static const struct
 {
@@ -45,8 +45,8 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 
 /*
  * Leave an office; returns false if this process does not hold it.  The caller
- * must then look for work: a process that posted work before has found the
- * office held.  Raises nothing.
+ * must then look for work, because a process that posted work may have found
+ * the office still held.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
@@ -112,7 +112,7 @@ dlock_office_pid(DlockSpace *space, DlockOffice office)
 	return procno < 0 ? 0 : GetPGProcByNumber(procno)->pid;
 }
 
-/* Wake or start the worker; returns false if it cannot.  Raises nothing. */
+/* Wake or start the worker; returns false if both fail.  Raises nothing. */
 bool
 dlock_worker_wake(DlockSpace *space)
 {

@@ -3,8 +3,8 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in its space's list as soon as a process can find it.  When the
- * removal of its row is in the WAL, the worker takes it out.
+ * A lease is in its space's list as soon as a process can find it.  The worker
+ * takes it off that list when the removal of its row is in the WAL.
  *
  * The deadline alone tells whether a lease is open (I13).  A renewal moves it
  * without a lock.  It becomes DLOCK_RAN_OUT before a process reports the lease
@@ -73,7 +73,7 @@ quorum_deadline(DlockLease *lease)
 /*
  * When a lease runs out, in monotonic microseconds; 0: it is gone (I13).
  * *deadline becomes the value that was read.  Without "at_standbys", standbys
- * are ignored and a signal handler may call this.
+ * are ignored, and a signal handler can call this.
  */
 static uint64
 look(DlockLease *lease, bool at_standbys, uint64 *deadline)
@@ -106,7 +106,7 @@ dlock_lease_deadline(DlockLease *lease)
 	return look(lease, true, &deadline);
 }
 
-/* Has a lease run out?  For a signal handler: standbys are ignored. */
+/* Is a lease gone?  For a signal handler: standbys are ignored. */
 bool
 dlock_lease_has_run_out(DlockLease *lease)
 {
@@ -130,7 +130,7 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	{
 		if (look(lease, true, &deadline) == 0)
 			return false;
-		/* ttl last, because dlock_lease_begin_ttl() writes it first */
+		/* read the ttl last: dlock_lease_begin_ttl() writes it first */
 		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
 		next += dlock_monotonic_now();
 		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
@@ -214,10 +214,10 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 }
 
 #ifdef COMPAT_CHECKS
-/* Leases with more tickets are not checked. */
+/* Leases with more tickets than this are not checked. */
 #define MAX_CHECKED	64
 
-/* Is a ticket in the right list, and counted there (I16)? */
+/* Check that a ticket is in the right list (I16); returns 1 if it holds. */
 static uint32
 check_lease_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 				   bool closed)
@@ -290,7 +290,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	lease->record.finished = true;
 	LWLockRelease(&space->lease_lock);
-	/* for a single lease, the table has its ticket instead */
+	/* the table of numbers has a single lease's ticket, not the lease */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
 	dlock_lease_begin_change(space);
@@ -353,7 +353,7 @@ make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 {
 	DlockLease *lease;
 
-	/* before the allocation, because it can raise an error */
+	/* before the allocation, because the look-up can raise an error */
 	if (role_name == NULL)
 		role_name = GetUserNameFromId(GetUserId(), false);
 	dlock_check_committed(space);
@@ -460,7 +460,7 @@ raise_unconfirmed(const DlockLease *lease)
  * Make sure that a renewal can promise a full ttl from "start" (I21).  If
  * standbys count, wait for their answer, but for at most a quarter of the ttl
  * and MAX_RENEW_MS.  The deadline is moved first, so that the lease does not
- * run out during the wait.  Returns false if the lease is gone.
+ * run out during the wait.  Returns false if the lease was gone before it.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -522,7 +522,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start the ttl of a lease; returns false if no session kept it alive. */
+/* Start a lease's ttl; returns false if no session kept the lease alive. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {
@@ -558,8 +558,8 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 }
 
 /*
- * Load a lease that is not single.  Nothing can fail once it is in the table
- * of numbers, so a repeated load finds it there.
+ * Load a lease that is not single.  Nothing can fail once the lease is in the
+ * table of numbers, so a repeated load finds it there.
  */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
