@@ -27,7 +27,7 @@ compare_keys(const void *a, const void *b)
 }
 
 /*
- * Refuse more names than a session can have locks, because keys are large.
+ * Refuse more names than dlock.max_locks_per_session, because keys are large.
  * With 32-bit pointers, the size of the keys could overflow, too.
  */
 static void
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* a timeout's error names a lock, so without locks have no timeout */
+		/* a timeout's error names a lock: without names, have no timeout */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else

@@ -339,7 +339,7 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 
 	if (PG_ARGISNULL(argument))
 	{
-		/* in session scope, the caller has made a check already */
+		/* in session scope, the caller has made this check already */
 		if (scope == DLOCK_LEASE)
 			dlock_check_session_use(DLOCK_USE_CHANNEL);
 		return dlock_notify_listen();

@@ -30,7 +30,7 @@ extern int64 dlock_session_release_all(void);
 /* lease_open.c */
 extern void dlock_lease_detach_all(void);
 
-/* xact.c: what dlock_xact_begin_statement() saves for the other two */
+/* xact.c: what dlock_xact_begin_statement() saves for a statement's end */
 typedef struct DlockStatement
 {
 	MemoryContext memory;

@@ -40,10 +40,10 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* Locks to list for a vertex */
+/* Most locks to list for a vertex */
 #define MAX_HOLDS	16
 
-/* The first request in the queue that a place blocks; -1: none */
+/* The first waiting request that a place blocks; -1: none */
 static int
 first_behind(const DlockGraphLock *lock, int p)
 {
@@ -76,7 +76,7 @@ count_place(DlockGraph *graph, DlockGraphPlace *place)
 	place->counted = graph->number;
 	if (place->first_wait < 0)
 	{
-		/* an enqueued ticket */
+		/* no session waits: an enqueued ticket of this database */
 		graph->found_ours = true;
 		return 1;
 	}
@@ -130,7 +130,7 @@ count_behind(DlockGraph *graph, DlockGraphRef ref)
 	return count;
 }
 
-/* Count the vertices behind a root.  Sets found_ours if any is ours. */
+/* Count the vertices behind a root, and set found_ours. */
 static int
 count_all_behind(DlockGraph *graph, int root)
 {
@@ -196,8 +196,8 @@ find_blocker(const DlockGraph *graph, int n)
 }
 
 /*
- * Find the cycle that a vertex is in or waits for.  Returns the vertex of the
- * cycle that began to wait last, or -1 if the graph shows no cycle.
+ * Find the cycle that a vertex is in or waits for.  Returns the cycle's vertex
+ * that began to wait last, or -1 if the graph shows no cycle.
  */
 static int
 find_in_cycle(DlockGraph *graph, int n)

@@ -64,7 +64,7 @@ static int	max_watched = 0;
 /* The handler has canceled, and a lost ticket is still watched */
 static volatile sig_atomic_t canceled = false;
 
-static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered */
+static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered yet */
 
 static void explain_cancel(void *arg);
 
@@ -216,8 +216,8 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 }
 
 /*
- * Stop watching the latest ticket.  A commit that begins stops watching all,
- * because pin_guards() then checks them.  Raises no error.
+ * Stop watching the latest ticket or, at the beginning of a commit, "all":
+ * pin_guards() checks these next.  Raises no error.
  */
 void
 dlock_cancel_unwatch(bool all)

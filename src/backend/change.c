@@ -261,7 +261,7 @@ downgrade_of_lease(int64 number)
 	return holds;
 }
 
-/* Make an exclusive hold shared.  Returns false if it is not held. */
+/* Make an exclusive hold shared.  Returns false if the hold is gone. */
 bool
 dlock_change_mode(DlockSpace *space, int64 number)
 {

@@ -59,13 +59,13 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* Graphs to collect in one look, if the waits keep changing */
+/* Most graphs to collect in one look, if the waits keep changing */
 #define MAX_LOOKS		5
 
-/* Members of a knot to try as the victim, the youngest first */
+/* Most members of a knot to try as the victim, the youngest first */
 #define MAX_CANDIDATES	64
 
-/* Processes to name in a list of a message */
+/* Most processes to name in a list of a message */
 #define MAX_NAMED		10
 
 static bool
@@ -582,7 +582,7 @@ blocks_heavyweight(void)
  * Unless "thorough", look only if a process waits for a heavyweight lock of
  * this backend.  This finds any cycle that a wait for a heavyweight lock
  * closes, because a waiter of dlock in the cycle holds such a lock.  If a wait
- * in dlock closes a cycle, its own backend looks thoroughly.
+ * in dlock closes a cycle, the waiting backend itself looks thoroughly.
  *
  * If another backend has found that this backend is the victim ("told"), look
  * in any case: its place in a queue may be all that blocks others.
@@ -630,7 +630,7 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 
 /*
  * Write the line of log_lock_waits, as PostgreSQL's lock manager does, but
- * name at most MAX_NAMED holders and waiters.  "waited" is in microseconds.
+ * name at most MAX_NAMED holders and as many waiters.  "waited" is in us.
  */
 void
 dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,

@@ -36,7 +36,7 @@ dlock_describe_caller(void)
 					role_name(session), role_name(GetUserId()));
 }
 
-/* Is it another role's lease, even for a superuser?  *role is that role. */
+/* Does the lease belong to a role (*role) of which the caller is no member? */
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {

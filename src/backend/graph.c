@@ -472,7 +472,7 @@ read_lock_of_worker(DlockGraph *graph)
 		}
 		lock->count++;
 	}
-	/* the same wait for as long as the worker is blocked */
+	/* identifies the wait: the same for as long as the worker is blocked */
 	place->since = graph->blocked_on;
 	graph->heavy[graph->worker] = (DlockGraphRef) {l, p};
 }
@@ -484,7 +484,7 @@ make_index(Size size)
 	return memset(palloc(size), -1, size);
 }
 
-/* Make a graph, empty except for the worker if it cannot lock a table. */
+/* Make a graph: empty, or with the lock that blocks the worker. */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {

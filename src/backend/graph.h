@@ -71,7 +71,7 @@ typedef struct DlockGraphLock
 	int			count;
 	int			holders;		/* number of holders */
 	int32		slots;			/* slots for the holders */
-	int			expanded;		/* places whose owners are collected */
+	int			expanded;		/* number of places with collected owners */
 
 	/* blockers.c's */
 	int			first;			/* first waiting request; "count": none */
@@ -92,7 +92,7 @@ typedef struct DlockGraphWait
 	DlockGraphRef at;
 	uint64		id;				/* differs between two waits; 0: unknown */
 	int			next_of_vertex; /* -1: none */
-	int			next_at_place;	/* -1: none; a lease's ticket can have more */
+	int			next_at_place;	/* -1: none; many can share a lease's ticket */
 	bool		blocked;		/* deadlock.c's: not granted yet */
 } DlockGraphWait;
 
