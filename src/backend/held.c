@@ -38,7 +38,7 @@ int			dlock_held_watches = 0;
 /* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/* DlockHeld by the last bits of their numbers, most of them consecutive */
+/* DlockHeld by the last bits of their numbers, which are mostly consecutive */
 static dlist_head *numbers = NULL;
 static int	num_buckets = 0;	/* a power of 2, at least num_held */
 
@@ -168,7 +168,7 @@ notice_losses(void)
 	lost_seen = lost;
 }
 
-/* Move the tickets that others have granted or ended under a name (I10). */
+/* Move a name's tickets that others have granted or ended (I10). */
 static void
 catch_up(DlockHeldName *name)
 {
@@ -231,7 +231,7 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
-/* Free a ticket that is in no lock, or drop the reference to a lease's. */
+/* Free a session's ticket, or drop the reference to a lease's ticket. */
 void
 dlock_held_free_ticket(DlockTicket *ticket)
 {
@@ -482,7 +482,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Does a lock have a queue and a ticket of ours, not counting "except"? */
+/* Does a lock with a queue have a ticket of ours other than "except"? */
 bool
 dlock_held_blocks_others(int64 except)
 {

@@ -42,7 +42,7 @@ typedef struct DlockHeld
 	int64		number;
 	DlockHeldName *name;
 	DlockTicket *ticket;
-	DlockLock  *lock;			/* the lock's entry, while not GONE (I7) */
+	DlockLock  *lock;			/* its entry, until the ticket is GONE (I7) */
 	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
 	DlockHeldPlace place;

@@ -137,7 +137,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 
 /*
  * Ask once for a ticket.  Returns DLOCK_ACQUIRED if the ticket is granted and
- * claimed, DLOCK_LOST if it has ended.  Then the caller must ask again.
+ * claimed, DLOCK_LOST if it has ended and the caller must ask again.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -246,8 +246,8 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
 }
 
 /*
- * Make or find the ticket that an enqueue returns, and claim it.  The ticket
- * must outlive a session that waits with it, so the lease adopts it then.
+ * Make or find the ticket that an enqueue returns, and claim it.  If a session
+ * waits with the ticket, the lease adopts it, so that it outlives the session.
  */
 static DlockLeaseTicket *
 join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)

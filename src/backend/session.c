@@ -103,8 +103,8 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Acquire in session or transaction scope.  Returns the ticket's number, the
- * fence, or 0 with *outcome set if the lock cannot be acquired in time.
+ * Acquire in session or transaction scope.  Returns the fence, which is the
+ * ticket's number; 0 with *outcome set if the lock cannot be acquired in time.
  */
 int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
@@ -230,7 +230,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_replace(held->ticket, announcement, false);
-		/* a waiter that joins after this is announced on the new channel */
+		/* the new channel is told of a waiter that joins from here on */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}
@@ -424,7 +424,7 @@ dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 static void
 leave_dlock(void)
 {
-	/* first, while the tickets exist that the marks point to */
+	/* first, because the marks point to tickets, which end below */
 	dlock_xact_exit();
 	while (!dlist_is_empty(&dlock_held_tickets))
 	{

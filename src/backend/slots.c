@@ -43,7 +43,7 @@ typedef struct NotedName
 {
 	DlockKey	key;			/* hash key, must be first */
 	DlockSpace *space;
-	DlockLock  *lock;			/* the lock's entry, kept */
+	DlockLock  *lock;			/* the lock's entry, which this name keeps */
 	struct NotedName *next;		/* in "names" */
 	int			level;			/* transaction nesting level */
 
@@ -252,7 +252,7 @@ read_names(void)
 		relation_close(table, NoLock);
 }
 
-/* Drop the names noted at this level or above.  A commit sets their copies. */
+/* Drop the names noted at this level or above.  A commit sets the copies. */
 static void
 drop_names(int level, bool is_commit)
 {

@@ -379,8 +379,8 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 }
 
 /*
- * The processes that block a process: in dlock, the holders that it conflicts
- * with and the waiters before it; and in the lock manager.  If the worker
+ * The processes that block a process, in the lock manager and in dlock: there,
+ * the holders that it conflicts with and the waiters before it.  If the worker
  * cannot remove the row of an ended ticket, the ticket counts as the worker's.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);

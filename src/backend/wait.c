@@ -84,8 +84,8 @@ unannounce_wait(const DlockRequest *request)
 }
 
 /*
- * Is this a lease's ticket, or another session's that a lease will adopt?  A
- * change of it broadcasts its condition variable, and does not set our latch.
+ * Is this a lease's ticket, or another session's that a lease will adopt?  Its
+ * changes then broadcast its condition variable, and do not set our latch.
  */
 static bool
 is_foreign(const DlockTicket *ticket)
@@ -217,8 +217,8 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 
 /*
  * Sleep until the latch is set, or for "left" microseconds.  Returns early
- * only if look_around() may have reset the latch.  More returns would hide a
- * bug that misses wakeups.
+ * only if look_around() may have reset the latch, or if a lease is over.  More
+ * returns would hide a bug that misses wakeups.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -243,7 +243,7 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 			 !lease_is_over(request, ticket));
 }
 
-/* Restart lock_timeout: a wait for a heavyweight lock has disabled it. */
+/* Restart lock_timeout if a wait for a heavyweight lock has disabled it. */
 static void
 keep_lock_timeout(int64 waited)
 {
@@ -262,7 +262,7 @@ typedef struct Looks
 {
 	int64		next;
 	int64		next_thorough;
-	bool		logged;			/* log_lock_waits: once for each wait */
+	bool		logged;			/* log_lock_waits' line is written */
 } Looks;
 
 /* Raises 40P01 if this backend is a deadlock's victim. */
@@ -324,7 +324,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Sleep until granted.  Returns false after the timeout.  Raises 55L01. */
+/* Sleep until granted or lost.  False after the timeout.  May raise 55L01. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					uint64 start)

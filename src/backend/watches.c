@@ -39,7 +39,7 @@ typedef struct Watch
 static HTAB *names = NULL;
 static dlist_head all = DLIST_STATIC_INIT(all);
 
-/* Remove a name that has no watch left. */
+/* Remove a name if it has no watch left. */
 static void
 forget_name(NameWatched *name)
 {

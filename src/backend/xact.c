@@ -62,7 +62,7 @@ typedef struct Guarded
 {
 	DlockKey	key;			/* hash key, must be first */
 	uint32		marks;			/* number of MARK_GUARDs, at least 1 */
-	int64		latest;			/* ticket of the latest; 0: rolled back */
+	int64		latest;			/* latest guard's ticket; 0: rolled back */
 } Guarded;
 
 static HTAB *guarded = NULL;
@@ -278,7 +278,7 @@ end_mark(int number)
 							 held->xact_depth);
 	if (is_undone(&mark))
 		undo_taken(held, mark.depth);
-	/* do not arm it if the session has released the ticket since */
+	/* arm nothing if the session has released the ticket since */
 	if (mark.kind == MARK_ARM && (!is_commit || held->session_depth > 0))
 		dlock_announcement_end_claim(held->ticket, mark.claim, is_commit);
 	dlock_held_settle(held);
@@ -319,7 +319,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
-/* Push a mark for a redirection of a lease's ticket that is about to begin. */
+/* Push a mark, before a redirection of a lease's ticket begins. */
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
@@ -530,8 +530,8 @@ dlock_xact_watch(DlockWatch *watch)
 }
 
 /*
- * Drop the marks of a watch that is about to end, or of all watches.  The
- * marks keep their places, because DlockStatement counts the marks before it.
+ * Drop the marks of a watch that is about to end, or of all watches.  Marks
+ * keep their places, because a DlockStatement has the number of earlier marks.
  */
 void
 dlock_xact_unwatch(const DlockWatch *watch)
@@ -627,7 +627,7 @@ commit_marks(void)
 	for (int i = num_marks - 1; i >= 0; i--)
 	{
 		marks[i].level = 0;
-		/* arming is for at_memory_reset() */
+		/* at_memory_reset() arms */
 		if (marks[i].kind != MARK_ARM && marks[i].kind != MARK_WATCH)
 			end_mark(i);
 	}
@@ -654,7 +654,7 @@ dlock_xact_exit(void)
 		pop_mark();
 }
 
-/* Called for each resource owner; only the transaction's own is current. */
+/* Called for each resource owner, but acts for the transaction's own alone. */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
 					bool isTopLevel, void *arg)
