@@ -49,7 +49,7 @@ typedef struct Options
 	int64		patience;
 	bool		session;
 	bool		shared;
-	const char *slots;			/* NULL: not given, as the next three */
+	const char *slots;			/* NULL if not given, like the next three */
 	const char *permits;
 	const char *owner;
 	const char *info;
@@ -116,7 +116,7 @@ extern const sigset_t *command_waiting_mask(void);
 /* front.c and run.c, the two processes of dlock run */
 typedef struct ControlMessage
 {
-	char		what;			/* 's'ignal, 'g'roup of the command, 'z': stopped */
+	char		what;			/* 's': signal, 'g': group, 'z': stopped */
 	int			number;
 } ControlMessage;
 

@@ -41,7 +41,7 @@ static volatile sig_atomic_t killed;	/* SIGKILL was sent */
 static bool tree_terminated;	/* SIGTERM was sent to other groups, too */
 static int	exit_status;
 static int	stop_signal;
-static bool reaped;				/* by signal_descendants() */
+static bool reaped;				/* signal_descendants() has reaped a child */
 
 static void
 set_timer(timer_t timer, int64 at)
@@ -245,7 +245,7 @@ command_runs(void)
 	return group > 0;
 }
 
-/* Set later deadlines, unless a command runs whose lock is lost. */
+/* Set later deadlines, unless the running command has lost its lock. */
 void
 command_renew(int64 term_at, int64 kill_at, int64 die_at)
 {
@@ -388,7 +388,7 @@ has_ended(void)
 /*
  * Check the state of the command, after any signal.  If the lock is lost, the
  * command counts as ended once all of its descendants have ended.  Until then
- * its process is not reaped, so that no other group can get its number.
+ * its own process is not reaped, so that no other group gets the same number.
  */
 void
 command_look(void)

@@ -199,7 +199,7 @@ main_run(const char *name, int n, char **operands)
 		tcsetpgrp(tty, getpgrp());
 	if (WIFSIGNALED(status))
 		return command_group > 0 ? EXIT_LOST : EXIT_DLOCK;
-	/* after Ctrl-C, a shell's loop ends only if a signal ends its command */
+	/* after Ctrl-C, a shell's loop ends only if a signal has ended dlock */
 	if ((interrupted || lends_terminal) && WEXITSTATUS(status) == 128 + SIGINT)
 	{
 		(void) signal(SIGINT, SIG_DFL);

@@ -25,7 +25,7 @@
 static const struct
 {
 	const char *name;
-	const char *table;			/* columns of a table */
+	const char *table;			/* columns to print as a table */
 	const char *source;			/* view and order; %s stands for the schema */
 }			lists[] = {
 	{"ls", LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
@@ -36,7 +36,7 @@ static const struct
 /* dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* For dlock top; the columns to sort by come between the two */
+/* For dlock top; the columns to sort by come between FILTERED and LIMITED */
 #define FILTERED \
 	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \

@@ -57,12 +57,12 @@ typedef enum Outcome
 static int	control;
 static pid_t front;
 
-/* of the lease: the deadline is its ttl less the margin */
+/* the deadline is a ttl, less the margin, after a request was sent */
 static int64 margin;
 static int64 renew_interval;
 static int64 renew_at;
 
-/* 0 if there is none */
+/* "ticket" is 0 if there is none */
 static int64 ticket;
 static const char *owner;
 static const char *info;
@@ -246,7 +246,7 @@ set_deadline(int64 sent)
 		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
-/* The next call overwrites the result, because a leader runs for years. */
+/* A leader runs for years, so the result is static: copy or use it at once. */
 static const char *
 interval(int64 us)
 {
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and, if 0 or more, with "length". */
+/* Call a function with the ticket and, if it is 0 or more, with "length". */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -598,7 +598,7 @@ run_command(void)
 	return command_exit_code();
 }
 
-/* Run the command once, or as --every says.  Returns as run_command(). */
+/* Run the command once, or as --every says.  Returns as run_command() does. */
 static int
 run_with_lock(void)
 {
@@ -621,7 +621,7 @@ run_with_lock(void)
 	return -1;
 }
 
-/* Get the lock, use it, and give it back.  Returns as run_command(). */
+/* Get the lock, use it, and give it back.  Returns as run_command() does. */
 static int
 take_turn(void)
 {
