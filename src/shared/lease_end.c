@@ -6,7 +6,7 @@
  * An entry's lock must be taken before the lease lock.  So a lease's tickets
  * are picked one by one and ended through queue.c.  A ticket that has ended is
  * marked, and stays in its lock until the removal of its row is in the WAL.
- * Then, or at once without a row, dlock_lease_settle() takes it out.
+ * Then, or at once if it has no row, dlock_lease_settle() takes it out.
  *
  *-------------------------------------------------------------------------
  */
@@ -82,7 +82,7 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	dlock_record_unref(record);
 }
 
-/* Forget a record without a row.  Raises nothing. */
+/* Forget a record that is over and has no row.  Raises nothing. */
 static void
 finish_record(DlockSpace *space, DlockRecord *record)
 {
@@ -115,7 +115,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 	}
 	ticket = dlock_record_ticket(record);
 	state = dlock_state_of(&ticket->ticket);
-	/* pins after the state, because an ENDING ticket gets no new pin */
+	/* read the pins after the state: an ENDING ticket gets no new pin */
 	pg_read_barrier();
 	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0 &&
@@ -123,8 +123,8 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Finish a record if it is over and has no row; returns true if it did.  The
- * worker calls this after a write, and a backend after it has ended a record.
+ * Finish a record and return true, if it is over and has no row.  The worker
+ * calls this after a write, and a backend after it has ended a record.
  */
 bool
 dlock_lease_settle(DlockSpace *space, DlockRecord *record)
@@ -152,7 +152,7 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 /*
  * A session drops the ticket that it made.  If no lease has adopted the
  * ticket, it is GONE.  Then wake the calls of the same request that wait for
- * it, and drop the lock's reference.
+ * a change of the ticket, and drop the lock's reference.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
@@ -169,8 +169,8 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 }
 
 /*
- * Wake the sessions that wait for a lock for this lease, which is over.  A
- * session counts itself in "waiters" before it checks the lease.
+ * A lease is over: wake the sessions that wait for a lock for it.  A session
+ * counts itself in "waiters" before it checks whether the lease is open.
  */
 static void
 wake_waiters(DlockLease *lease)
@@ -211,7 +211,7 @@ end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
-/* End a lease whose opener has failed. */
+/* The call that opened a lease has failed: end the lease. */
 void
 dlock_lease_withdraw(DlockLease *lease)
 {
@@ -238,7 +238,7 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	return count;
 }
 
-/* Tickets that end_delay() releases while it holds the lease lock once */
+/* Tickets that end_delay() releases each time it takes the lease lock */
 #define STEP	256
 
 /*
@@ -262,7 +262,7 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 		ticket = dlock_lease_first_closed(lease);
 		if (ticket == NULL && lease->delayed)
 		{
-			/* last, when nothing is left */
+			/* last, when the delay keeps no ticket any more */
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
@@ -364,7 +364,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	expiry->lease = 0;
 	if (!lease->single && dlock_lease_is_attached(lease) &&
 		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
-		/* its session has died without detaching it */
+		/* the session died without detaching the lease */
 		(void) dlock_lease_detach(lease);
 	due = dlock_lease_deadline(lease);
 	if (due != 0)
@@ -437,8 +437,8 @@ abandon_journal(DlockSpace *space)
 }
 
 /*
- * The tables were dropped, so end all leases; their locks are then granted to
- * sessions that still wait.  The worker's last action.
+ * The tables were dropped, so end all leases.  Sessions that still wait get
+ * the locks.  This is the worker's last action.
  */
 void
 dlock_lease_abandon(DlockSpace *space)
@@ -469,7 +469,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
-	/* loaded rows are durable before they count */
+	/* no call counts on a loaded row before the row is durable */
 	if (granted)
 		pg_atomic_write_u64(&ticket->granted_lsn, FirstNormalUnloggedLSN);
 	dlock_id_insert(&ticket->record);

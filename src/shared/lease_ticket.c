@@ -17,7 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Does its lease's delay close the ticket's lock, or will it (I16)? */
+/* Does the delay of a ticket's lease close the lock, or will it (I16)? */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
@@ -27,7 +27,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* locked, so that DLOCK_RAN_OUT does not become "delayed" in between */
+	/* locked, because DLOCK_RAN_OUT can become "delayed" between the reads */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
@@ -43,11 +43,11 @@ same_text(const char *a, const char *b)
 
 /*
  * From its creation until it is freed, a ticket is in the table of requests,
- * under a hash of its lock, owner, and lease or role.  Of the tickets with one
- * request, at most one waits or holds (I14).
+ * under a hash of its lock, owner, and lease or role.  Of all tickets with the
+ * same request, at most one waits or holds (I14).
  */
 
-/* Has a ticket, of a lease or still of a session, the request of "wanted"? */
+/* Does a ticket wait or hold, and have the same request as "wanted"? */
 static bool
 is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 {
@@ -133,9 +133,9 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * A lease adopts a ticket that joins its lock now or waits there, and gives it
- * this state.  An heir's row says granted from the start (I17).  Returns false
- * if the lease is gone.
+ * A lease adopts a ticket that is in a lock or about to join it, and gives the
+ * ticket this state.  An heir's row says granted from the start (I17).
+ * Returns false if the lease is gone.
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
@@ -158,7 +158,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 			lease->number = ticket->ticket.number;
 			dlock_lease_start(space, lease, heir);
 		}
-		/* has_run_out() in wait.c reads without a lock */
+		/* has_run_out() in wait.c reads these fields without a lock */
 		pg_write_barrier();
 		ticket->ticket.session = 0;
 		ticket->ticket.procno = 0;
@@ -173,8 +173,8 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 }
 
 /*
- * Grant a ticket that waited.  Nothing is marked if the row says granted
- * already.
+ * Grant a ticket that waited.  Mark it, unless its row already says granted
+ * and it has no announcement.
  */
 void
 dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
@@ -268,7 +268,7 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
-/* Undo a redirection after an error.  Free an unused announcement. */
+/* Undo a redirection after an error, and free the announcement if unused. */
 void
 dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 								 dsa_pointer announcement)
@@ -286,7 +286,7 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 		dlock_journal_mark(space, &ticket->record);
 	}
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
-	/* only now, because the worker reads it under the lease lock */
+	/* not before, because the worker reads it under the lease lock */
 	if (unused)
 		dlock_announcement_release(space, dlock_address(announcement));
 	if (undone)
@@ -361,7 +361,7 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 	uint64		deadline = dlock_lease_deadline(lease);
 	uint64		now = dlock_monotonic_now();
 
-	/* before the grant, a single lease has no number */
+	/* a single lease has no number before it adopts its ticket */
 	row->lease = lease->single ? row->number : lease->number;
 	if (row->pid != 0)
 		return;
@@ -387,7 +387,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 
 	Assert(!lease->has_place ||
 		   lease->role_name == DLOCK_SINGLE_LEASE_SIZE + size);
-	/* only a single lease's first ticket has its place in the lease */
+	/* only a single lease's first ticket is stored behind the lease */
 	ticket = lease->has_place ?
 		(DlockLeaseTicket *) ((char *) lease + DLOCK_SINGLE_LEASE_SIZE) :
 		dlock_allocate(role, size);

@@ -68,7 +68,7 @@ dlock_lease_row_ttl(const DlockLease *lease)
 	return next != 0 ? next : dlock_lease_ttl(lease);
 }
 
-/* Allocate, once, the memory that a lease's changes need.  Raises 53200. */
+/* Allocate a lease's DlockRetiming, unless it has one.  Raises 53200. */
 static void
 prepare_retiming(DlockSpace *space, DlockLease *lease)
 {
@@ -115,7 +115,7 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 			dlock_lease_confirmed_at(lease) :
 			Max(pg_atomic_read_u64(&lease->confirmed), dlock_monotonic_now());
 		pg_atomic_write_u64(&lease->confirmed, confirmed);
-		/* "confirmed" first, for processes that read both without a lock */
+		/* "confirmed" first: see dlock_lease_durability() */
 		pg_write_barrier();
 		pg_atomic_write_u32(&lease->durability, (uint32) level);
 		dlock_journal_mark(space, dlock_record_of_lease(record));
@@ -138,7 +138,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	prepare_retiming(space, lease);
 	dlock_lease_begin_change(space);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
-	/* ttl first, because renewals read the deadline first */
+	/* write the ttl first, because renewals read the deadline first */
 	if (ttl < dlock_lease_ttl(lease))
 		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
 	open = dlock_lease_move_deadline(lease, ttl);
@@ -170,7 +170,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 		pg_atomic_write_u64(&lease->confirmed, Max(confirmed, start));
 		pg_atomic_write_u64(&lease->ttl,
 							(uint64) dlock_lease_retiming(lease)->next_ttl);
-		/* a session that ends just now must not restore the old ttl */
+		/* a session that ends now must not set a deadline by the old ttl */
 		pg_write_barrier();
 		(void) dlock_lease_move_deadline(lease, dlock_lease_ttl(lease));
 		pg_atomic_write_u64(&lease->renewed_at,
@@ -184,7 +184,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	return result;
 }
 
-/* The row did not become durable: write the shorter ttl.  Raises nothing. */
+/* A new ttl's row is not durable: write the shorter ttl.  Raises nothing. */
 void
 dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 {

@@ -12,7 +12,7 @@
  * allocate and free memory for each insertion and deletion.  At a resize, it
  * would lock all partitions while it moves all entries.  Here an entry is as
  * long as its name, and a partition grows by one bucket at a time (buckets.c).
- * A backend keeps the entry that it removed last as its spare.
+ * A backend keeps one entry that it removed as its spare.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,10 +25,10 @@
 /* Sizes of entries are multiples of this, so that a spare fits more often. */
 #define ENTRY_STEP	32
 
-/* For the next insertion, or NULL */
+/* This backend's entry for its next insertion, or NULL */
 static DlockLock *spare = NULL;
 
-/* The memory must be zero, and no other process can know it yet. */
+/* The memory must be zero, and unknown to other processes. */
 void
 dlock_lock_table_init(int tranche)
 {
@@ -70,7 +70,7 @@ find_in(dsa_pointer *bucket, const DlockKey *key)
 	return NULL;
 }
 
-/* Returns with the entry locked, or NULL if there is none. */
+/* Find a lock, and return with its entry locked; NULL if there is none. */
 DlockLock *
 dlock_lock_find(const DlockKey *key)
 {
@@ -104,7 +104,7 @@ dlock_lock_leave(const DlockKey *key)
 	LWLockRelease(&dlock_lock_partition(key)->lock);
 }
 
-/* Locks with a queue, of all databases that share this counter */
+/* The counter of locks with a queue; several databases can share it */
 static inline uint32 *
 num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 {
@@ -193,7 +193,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Make room for "more" numbers and, if asked, locks.  Raises 53200. */
+/* Make room for "more" numbers and, if with_locks, locks.  Raises 53200. */
 void
 dlock_tables_reserve(uint64 more, bool with_locks)
 {
@@ -291,7 +291,7 @@ dlock_lock_scan_begin(DlockLockScan *scan, const DlockSpaceKey *space,
 	scan->end = DLOCK_PARTITIONS;
 }
 
-/* The same for one partition */
+/* Begin a walk through one partition. */
 void
 dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
 						 const DlockSpaceKey *space, bool queued)
@@ -363,7 +363,7 @@ prefetch_ahead(const DlockLockScan *scan)
 	}
 }
 
-/* Returns the next entry; its successor goes to the end of the ring. */
+/* Take the first entry from the ring, and add the next one of its bucket. */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * memory.c
- *	  The memory area: its size, its limit, and the errors if it is full.
+ *	  The memory area: its size, and the errors if it is full.
  *
  * The segment never grows, and each process attaches to all of it.  So only an
  * allocation can fail, and callers allocate before they take a lock (I5).
@@ -35,8 +35,8 @@ dlock_memory_directory(void)
 }
 
 /*
- * In bytes: dlock.max_memory, but at most half of the free space in the file
- * system, which parallel queries use, too.
+ * In bytes: dlock.max_memory, but at most half of the file system's free
+ * space, because parallel queries use that file system, too.
  */
 Size
 dlock_area_size(void)
@@ -50,7 +50,7 @@ dlock_area_size(void)
 	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
-/* Only log this: the client's call made the area merely by chance. */
+/* A message for the log only: the client's call made the area by chance. */
 void
 dlock_log_small_area(void)
 {
@@ -108,7 +108,7 @@ explain_full_area(void *arg)
 		errhint(DLOCK_HINT_FULL);
 }
 
-/* dshash_find_or_insert(), which raises 53200 if the area is full */
+/* dshash_find_or_insert(), with a hint for error 53200 if the area is full */
 void *
 dlock_table_insert(dshash_table *table, const void *key, bool *found)
 {

@@ -3,8 +3,8 @@
  * purge.c
  *	  Removing name spaces that no backend can use again.
  *
- * Each loader looks at a few spaces, so that those of dropped extensions and
- * databases do not add up.  A process short of memory looks at all.
+ * Each loader looks at a few spaces, so that the spaces of dropped extensions
+ * and databases do not add up.  A process short of memory looks at all spaces.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Spaces that each loader looks at */
+/* How many spaces each loader looks at */
 #define LOOKS_AT_ONCE	64
 
 static uint64 database_changes = 0;
@@ -50,7 +50,7 @@ purge_leases(DlockSpace *space)
 		dlock_record_unref(&lease->record);
 	}
 
-	/* what is left are ended tickets whose rows were still to be removed */
+	/* the journal still has ended tickets whose rows were not yet removed */
 	while (DsaPointerIsValid(space->journal.head))
 	{
 		DlockRecord *record = dlock_record_at(space->journal.head);
@@ -113,7 +113,7 @@ remove_space(DlockSpaceEntry *entry)
 	dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/* Remove a space if it has no user or, with "marked", if marked useless. */
+/* Remove a space if it has no user; with "marked", if it is marked useless. */
 static bool
 remove_if_unused(const DlockSpaceKey *key, bool marked)
 {
@@ -142,7 +142,7 @@ is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
 
 /*
  * Look at "all" spaces without users, or at the next LOOKS_AT_ONCE, and remove
- * useless ones.  Unless "all" is set, stop if another process does so.
+ * useless ones.  Unless "all" is set, stop if another process removes spaces.
  */
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)

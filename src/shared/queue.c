@@ -147,7 +147,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 	}
 }
 
-/* The granter counts the wait of an enqueued ticket, as no session waits. */
+/* No session counts the wait of an enqueued ticket, so the granter does. */
 static void
 count_enqueued_wait(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -237,7 +237,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 #ifdef COMPAT_CHECKS
-/* Longer lists are not checked */
+/* Lists of more tickets than this are not checked */
 #define MAX_CHECKED	64
 
 static void
@@ -333,7 +333,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	if (lock->closed > 0 || has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
-	/* no lease's ticket: skip the walk, which is long for a semaphore */
+	/* no holder is a lease's ticket: skip a walk that can be long */
 	if (!lock->leased)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
@@ -351,7 +351,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	return true;
 }
 
-/* Give the lock a request's slots; returns false if others are in use. */
+/* Give a lock a request's slots; returns false if it is in use with others. */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
 {
@@ -395,14 +395,14 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 	notify_holders_wanted(space, lock, to_wake);
 	ticket->queue_length = lock->queue.length + 1;
 	dlock_ticket_begin_wait(ticket, 0);
-	/* the worker may have put off a removal that no ticket waited for */
+	/* the worker may have put off a removal for which no ticket waited */
 	if (lock->leased && lock->queue.length == 0 &&
 		dlock_worker_comes(space))
 		*to_wake = space;
 	return DLOCK_JOIN_QUEUED;
 }
 
-/* Enter a ticket.  If its lease has adopted it, its state is already set. */
+/* Enter a ticket.  If a lease has adopted it, the state is already set. */
 static void
 enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
 {
@@ -601,7 +601,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	return true;
 }
 
-/* Grant heads that fit, once all tickets are loaded; can be repeated. */
+/* All tickets are loaded: grant heads that fit.  Can be repeated. */
 void
 dlock_queue_resume(DlockSpace *space)
 {
@@ -617,8 +617,8 @@ dlock_queue_resume(DlockSpace *space)
 }
 
 /*
- * End a ticket that is WAITING or GRANTED, or ENDING without pins.  "event" is
- * for the owner; 0: none.  A ticket with a pin or a row leaves later.
+ * End a ticket that is WAITING or GRANTED, or ENDING without pins.  Its owner
+ * is told "event" (0: nothing).  A ticket with a pin or a row leaves later.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -647,7 +647,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* test worker_comes after the mark: such a worker sees the mark */
+	/* test worker_comes after the mark: a worker that comes then sees it */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
@@ -660,7 +660,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 }
 
-/* End a ticket unless a call claims it or it has ended. */
+/* End a ticket, unless it has ended or a call still claims it. */
 static void
 end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 {
@@ -689,7 +689,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 		return;
 	}
 	dlock_lock_enter(key);
-	/* another process may have ended it by force since */
+	/* another process may have ended it by force in between */
 	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
 	{
 		dlock_lock_leave(key);
@@ -767,7 +767,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* The removal of a ticket's row is in the WAL: take the ticket out. */
+/* Take an ended ticket out, once the removal of its row is in the WAL. */
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
@@ -784,7 +784,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* Pin a ticket, so that it stays; returns false if it does not hold (I24). */
+/* Pin a ticket (I24).  Returns false if the ticket does not hold. */
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 {
@@ -814,7 +814,7 @@ event_of_unpinning(DlockTicket *ticket)
 	return DLOCK_EVENT_RELEASED;
 }
 
-/* Remove a pin, and finish an end that it has delayed.  Raises nothing. */
+/* Remove a pin, and complete an end that waited for it.  Raises nothing. */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {

@@ -10,7 +10,7 @@
 
 #include "shared/queue.h"
 
-/* Give a ticket an announcement, unless it has ended: then returns false. */
+/* Give a ticket an announcement; returns false if the ticket has ended. */
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
@@ -129,7 +129,7 @@ end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
 	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 	bool		done = !ended || ticket->pins > 0;
 
-	/* the end may drop the last other reference to the ticket */
+	/* ending the ticket may drop all other references to it */
 	if (of_lease)
 		dlock_record_ref(&of_lease->record);
 	if (!ended)
@@ -189,7 +189,7 @@ force_session_ticket(const DlockSpace *space, int64 number,
 	return done;
 }
 
-/* End a ticket by force; returns false if there is none. */
+/* End a ticket by force; returns false if it had ended or never existed. */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
 {

@@ -38,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Keep a process that is loading dlock_slots from using an older row.  Count
- * the entry before slots_loaded is read: see dlock_queue_unsettle().
+ * Keep a process that is loading dlock_slots from using an older row.  The
+ * count comes before slots_loaded is read: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)
@@ -62,7 +62,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* setters are few: each has the row locked, or is about to end */
+	/* each backend counts once, and few change one lock's row at a time */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
@@ -87,7 +87,7 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* Load a row, unless the lock is settled or all are loaded.  Raises 53200. */
+/* Load a row, unless "settled" or slots_loaded is set.  Raises 53200. */
 void
 dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 					   Oid role)

@@ -24,11 +24,11 @@
 typedef struct Grant
 {
 	XLogRecPtr	removed;
-	XLogRecPtr	lsn;			/* of its own row; 0: not in the WAL yet */
+	XLogRecPtr	lsn;			/* of the own row; 0: not in the WAL yet */
 	int			durability;
 } Grant;
 
-/* Needs the entry's lock or a pin, or else the space could be freed. */
+/* Needs the entry's lock or a pin; otherwise the space could be freed. */
 static Grant
 grant_of(DlockTicket *ticket, const DlockKey *key)
 {
@@ -64,7 +64,7 @@ is_durable(const Grant *grant)
 	return dlock_quorum_is_acknowledged(grant->lsn, grant->durability);
 }
 
-/* Release "lock" (or NULL).  May a process report "holder" (NULL: no)? */
+/* Release "lock", if any.  May a process report "holder"?  Not if NULL. */
 static bool
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
@@ -252,7 +252,7 @@ is_shown(DlockTicket *ticket, bool *holds)
 		*holds || !is_leaving(ticket);
 }
 
-/* Append up to "max_each" of a list to "count" members; returns how many. */
+/* Append up to "max_each" of a list to "count" members; returns the total. */
 static int
 copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 			 DlockMember *members, int count)
@@ -289,7 +289,7 @@ copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 }
 
 /*
- * Copy the holders of a lock and then its queue, at most "max_each" of either.
+ * Copy the holders of a lock and then its queue, at most "max_each" of each.
  * Sets *slots to the holders' slots.  Returns the number of members; if it
  * exceeds "max", nothing is copied, and the caller must repeat with more room.
  */
@@ -329,7 +329,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 	return result;
 }
 
-/* The slots in force for a request of a lock with "slots" */
+/* The slots in force for a request that asks for "slots" */
 int32
 dlock_queue_slots(const DlockKey *key, int32 slots)
 {
@@ -533,7 +533,7 @@ dlock_queue_rows_next(DlockSpace *space, int *partition)
 		dlock_lock_scan_end(&locks);
 	}
 	check_complete(&rows);
-	/* one flush for all, in place of one for each (I15) */
+	/* one flush for all locks, in place of one for each lock (I15) */
 	if (rows.first)
 		dlock_journal_flush_removals(space);
 	return rows.first;
