@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Mostly reads no catalog: a DROP EXTENSION not seen yet counts as later. */
+/* Mostly reads no catalog: an unseen DROP EXTENSION counts as a later one. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)

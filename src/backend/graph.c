@@ -60,7 +60,7 @@ dlock_graph_read_wait(int procno, DlockWait *wait)
 	return wait->number != 0;
 }
 
-/* Read a lock by dlock_queue_members().  Returns the number of members. */
+/* Read a lock with dlock_queue_members().  Returns the number of members. */
 int
 dlock_graph_read_lock(const DlockKey *key, int max_each, DlockMember **members,
 					  int32 *slots)

@@ -90,7 +90,7 @@ dlock_held_initialize(void)
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/* Insert a ticket into a list, latest first: usually at the head. */
+/* Insert a ticket by age: usually at the head, as the latest comes first. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {

@@ -255,7 +255,7 @@ write_image(Table *table, const DlockImage *image)
 		fill_lease(table, image);
 	else
 		fill_ticket(table, image);
-	/* these columns distinguish this database's rows from a copy's */
+	/* these columns show which rows came with a copy of a database */
 	set(table, table->shape->num_columns - 2, false,
 		Int64GetDatum((int64) GetSystemIdentifier()));
 	set(table, table->shape->num_columns - 1, false, ObjectIdGetDatum(MyDatabaseId));

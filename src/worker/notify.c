@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name that takes several transactions, and channels already notified */
+/* A name that is told in several transactions, and the channels told so far */
 static struct
 {
 	DlockWatched *watched;

@@ -38,7 +38,7 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define PATIENCE_MS		1000	/* before a lock timeout is logged */
+#define PATIENCE_MS		1000	/* of lock timeouts, before they are logged */
 #define LEAVE_MS		1000	/* a terminated worker ends if the journal has
 								 * not got shorter for this long */
 #define TWICE_MS		100		/* a second signal so soon is a duplicate */
@@ -49,7 +49,7 @@
 #define MISS_MS			10		/* between calls of is_missed() */
 #define STEP_US			5000	/* longest step of a task; then others run */
 #define LAZY_MS			10		/* delay if no process awaits the removal */
-#define SOON_MS			5000	/* the worker stays if a lease is due sooner */
+#define SOON_MS			5000	/* worker stays for a lease due this soon */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
 #define SURE_LOOKS		3		/* refused commands lock it, but briefly */
