@@ -24,9 +24,9 @@
 
 #include "shared/inner.h"
 
-#define FIRST_RESEND_MS	10		/* first wait for an answer; doubles later */
+#define FIRST_RESEND_MS	10		/* first pause between heartbeats; doubles */
 #define LAST_RESEND_MS	1000
-#define MAX_POLL_MS		10		/* between looks for an answer */
+#define MAX_POLL_MS		10		/* longest pause between looks for answers */
 
 /* Are there standbys that commits wait for? */
 bool
@@ -42,7 +42,7 @@ quorum_of(int durability)
 	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 }
 
-/* Have these standbys acknowledged this position, at this level? */
+/* Have standbys acknowledged a position at a level, or do they not count? */
 bool
 dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 {
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* locked, as PostgreSQL wakes waiters before it changes the setting */
+	/* locked: PostgreSQL wakes waiters first and changes the setting then */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -66,7 +66,7 @@ dlock_quorum_confirmed(DlockSpace *space, int durability)
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note an answer to a heartbeat sent at "moment"; never goes back. */
+/* Note an answer to a heartbeat sent at "moment".  A later time stays. */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -124,7 +124,7 @@ dlock_quorum_look(DlockSpace *space)
 		note_answer(space, q, take_acknowledged(space, q, positions[q]));
 }
 
-/* If the array is full, the newest heartbeat replaces the last one. */
+/* Add a heartbeat; in a full array, it replaces the latest one. */
 static void
 remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 {
@@ -140,7 +140,7 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 	SpinLockRelease(&space->heartbeat_mutex);
 }
 
-/* Send a heartbeat; "now" must be before its record is written. */
+/* Send a heartbeat; "now" must have been read before its record is written. */
 void
 dlock_quorum_send(DlockSpace *space, uint64 now)
 {

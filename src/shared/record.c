@@ -44,7 +44,7 @@ dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 	ConditionVariableInit(&record->changed);
 }
 
-/* Copy a record's info, of up to DLOCK_MAX_INFO bytes; NULL if it has none. */
+/* Copy a record's info into "buffer" and return that; NULL if it has none. */
 const char *
 dlock_record_copy_info(DlockRecord *record, char *buffer)
 {
@@ -75,7 +75,7 @@ free_lease(DlockLease *lease)
 						 strlen(dlock_lease_role_name(lease)) + 1);
 }
 
-/* Free a ticket that has no references (I7), and drop its own to its lease. */
+/* Free a ticket without references (I7); drop its reference to its lease. */
 static void
 free_ticket(DlockLeaseTicket *ticket)
 {
@@ -133,7 +133,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 	}
 }
 
-/* Make room for some uses.  The result is for dlock_record_end_uses(). */
+/* Make room for uses.  Give the result to dlock_record_end_uses() later. */
 int
 dlock_record_begin_uses(void)
 {
@@ -184,7 +184,7 @@ dlock_record_end_uses(int before)
 		dlock_record_unref(uses[--num_uses].record);
 }
 
-/* Find and use the lease and ticket with a number.  Either can be NULL. */
+/* Find and use the lease and ticket with a number; NULL if there is none. */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)

@@ -16,10 +16,10 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* How many tickets of a lease are searched for tickets that hold */
+/* How many tickets of a lease are looked at to find those that hold */
 #define MAX_LOOKED_AT	256
 
-/* Copy a text of the area, or "" if there is none. */
+/* Copy a text of the area, cut if it is long; "" if there is none. */
 static void
 copy_text(DlockReportText *to, dsa_pointer from)
 {
@@ -85,7 +85,7 @@ dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
 	}
 }
 
-/* The owner of a lease's ticket.  Raises nothing and allocates nothing. */
+/* Describe a ticket's owner.  Raises nothing and allocates nothing. */
 void
 dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
 {

@@ -43,7 +43,7 @@ dshash_table *dlock_spaces = NULL;
 DlockBackend *dlock_backends = NULL;
 DlockBackend *dlock_my_backend = NULL;
 
-/* Found at the first attempt to attach */
+/* Set by the first attempt to attach */
 static DlockHeader *header = NULL;
 
 static pg_atomic_uint32 *pids = NULL;
@@ -142,7 +142,7 @@ find_header(void)
 	header = found_header;
 }
 
-/* Tells builds of one DLOCK_LAYOUT apart, if a structure's size differs. */
+/* A hash that tells builds of one DLOCK_LAYOUT apart, if sizes differ. */
 static uint32
 layout_sizes(void)
 {
@@ -179,7 +179,7 @@ map_segment(void)
 
 /*
  * Wake the processes of another layout, so that workers among them call
- * dlock_is_replaced() and end.  Returns the PIDs of all as a text.
+ * dlock_is_replaced() and end.  Returns the PIDs of all that it woke.
  */
 static char *
 rouse_others(void)
@@ -208,8 +208,8 @@ rouse_others(void)
 }
 
 /*
- * Another layout is in use.  Wait 10 ms if only workers are attached; else, or
- * if they stay, raise an error.  Releases AddinShmemInitLock.
+ * Another layout is in use.  Wait 10 ms if only workers are attached.  If they
+ * stay, or a session is attached, raise 55000.  Releases AddinShmemInitLock.
  */
 static void
 wait_for_others(TimestampTz start)
@@ -244,8 +244,7 @@ wait_for_others(TimestampTz start)
 /*
  * Free a segment to which no process is attached.  Flush the WAL first,
  * because the positions in "removed" are lost with the segment (I15).  On a
- * standby, where dlock_blocking_pids() may have attached, there are no rows to
- * flush.
+ * standby, dlock_blocking_pids() can attach, but there are no rows to flush.
  */
 static void
 free_segment(void)
@@ -349,7 +348,7 @@ attach_segment(void)
 /*
  * Exit callback.  It runs after PostgreSQL has detached all dynamic shared
  * memory, so the count is right even if another callback fails.  "attached" is
- * decremented first, so that a worker is never counted as a session.
+ * decremented first, because otherwise a worker would count as a session.
  */
 static void
 uncount(int code, Datum arg)
@@ -400,8 +399,8 @@ join_segment(bool as_worker)
 }
 
 /*
- * Attach this process to the shared state, or make it.  A library of another
- * layout waits for a process that attaches "as_worker" to end.
+ * Attach this process to the shared state, or make the state.  A library of
+ * another layout waits until all that attached "as_worker" have ended.
  *
  * Raises 53200, and 55000 if another layout is in use.  After an error, the
  * resource owner detaches, and the next call starts over.  The caller must
@@ -445,7 +444,7 @@ dlock_is_replaced(void)
 		pg_atomic_read_u32(&header->workers);
 }
 
-/* The last part of dlock_detach() */
+/* dlock_detach() calls this last. */
 void
 dlock_leave_slot(void)
 {

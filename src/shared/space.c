@@ -25,7 +25,7 @@
 static DlockSpace *current_space = NULL;
 static bool current_space_valid = false;
 
-/* Spaces whose users include this backend */
+/* Spaces of which this backend is a user */
 static List *attached_spaces = NIL;
 
 static void
@@ -87,8 +87,8 @@ make_space(const DlockSpaceKey *key)
 }
 
 /*
- * Count this backend as a user of a space; NULL if there is none, or it is
- * useless.  The last cell of attached_spaces must be NULL.
+ * Count this backend as a user of a space; NULL if the space does not exist or
+ * is useless.  The last cell of attached_spaces must be NULL.
  */
 static DlockSpace *
 use_space(const DlockSpaceKey *key)
@@ -107,7 +107,7 @@ use_space(const DlockSpaceKey *key)
 	return space;
 }
 
-/* Make a space, unless another process has. */
+/* Make a space, unless another process has made it. */
 static void
 enter_space(const DlockSpaceKey *key)
 {
@@ -166,7 +166,7 @@ attach_space(const DlockSpaceKey *key, bool make)
 	return space;
 }
 
-/* A space, for a process that was started for it; NULL if it is gone */
+/* The space for which this process was started; NULL if it is gone */
 DlockSpace *
 dlock_find_space(const DlockSpaceKey *key)
 {

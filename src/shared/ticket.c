@@ -50,7 +50,7 @@
 /* A ticket for the next request; it stays spare until it has joined a lock */
 static DlockTicket *spare = NULL;
 
-/* Draw from a reserved block from now on. */
+/* Have dlock_ticket_draw() draw from a reserved block. */
 static void
 install_block(DlockSpace *space, uint64 first, uint64 limit)
 {
@@ -63,7 +63,7 @@ install_block(DlockSpace *space, uint64 first, uint64 limit)
 
 /*
  * The least number for the current time.  It grows faster than numbers are
- * drawn, so a block that starts later is above all numbers drawn before.
+ * drawn, so a later block is above all numbers drawn before.
  */
 static int64
 floor_by_time(void)
@@ -156,7 +156,7 @@ dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 	return result;
 }
 
-/* Reserve a block at "minimum" or later, and flush its WAL record. */
+/* Reserve a block at "minimum" or above, and flush its WAL record. */
 static int64
 write_reservation(Relation sequence, int64 minimum)
 {
@@ -183,7 +183,7 @@ write_reservation(Relation sequence, int64 minimum)
 				 errhint("DROP EXTENSION, a restart of the server and CREATE EXTENSION restart the numbers. Afterwards, everything that stores fences must forget them.")));
 	data->last_value = reserved + DLOCK_TICKET_BLOCK;
 	data->is_called = true;
-	data->log_cnt = 0;			/* so that nextval() writes WAL, too */
+	data->log_cnt = 0;			/* so that a later nextval() writes WAL */
 	lsn = GenericXLogFinish(state);
 	UnlockReleaseBuffer(buffer);
 	XLogFlush(lsn);
@@ -243,7 +243,7 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 			continue;
 		other = dlock_space_at(entry->space);
 		SpinLockAcquire(&other->mutex);
-		/* this makes the compare-and-exchange of a concurrent draw fail */
+		/* a concurrent draw fails, because this changes next_ticket */
 		pg_atomic_write_u64(&other->next_ticket,
 							pg_atomic_read_u64(&other->ticket_limit));
 		SpinLockRelease(&other->mutex);
@@ -252,7 +252,7 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 }
 
 /*
- * Reserve a block that starts at "minimum" or later, and draw from it (I23).
+ * Reserve a block that starts at "minimum" or above, for later draws (I23).
  * If "minimum" is 0 and another backend has just installed a block, use that
  * block.  Writes and flushes WAL.  The caller holds none of dlock's locks.
  */
@@ -352,7 +352,7 @@ dlock_spares_fit(const DlockRequest *request, Oid role)
 		request->channel == NULL && dlock_lock_is_spare(&request->key, role);
 }
 
-/* Make a session's ticket.  Raises 53200; the limit was checked before. */
+/* Make a session's ticket.  Raises 53200.  The caller checks the limit. */
 DlockTicket *
 dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 {
@@ -406,7 +406,7 @@ dlock_ticket_free(DlockTicket *ticket)
 		dlock_release_memory(ticket->role, ticket, TICKET_SIZE);
 }
 
-/* At exit */
+/* Free this backend's spare ticket and entry, at exit. */
 void
 dlock_free_spares(void)
 {

@@ -27,7 +27,7 @@
 #define INTERVAL		10000
 #define INTERVAL_EACH	5		/* added for each watch */
 
-/* Names looked at in one go */
+/* Names of the list that one call looks at */
 #define MAX_LOOKS		1000
 
 static inline DlockWatched *
@@ -91,7 +91,7 @@ make_watched(const DlockSpace *space, const DlockKey *key, Oid role)
 
 /* The list */
 
-/* These two need the locks of the name's partition and of the outbox. */
+/* list() and unlist() need the locks of the partition and of the outbox. */
 static void
 list(DlockSpace *space, DlockWatched *watched)
 {
@@ -257,7 +257,7 @@ purge_watched(DlockPartition *partition, DlockWatched *watched)
 		next = watch_at(watch->link.next);
 		dlock_release_memory(watch->role, watch, sizeof(DlockWatch));
 	}
-	/* the space's list is not used any more */
+	/* no process reads the space's list any more */
 	watched->listed = false;
 	watched->users = 0;
 	free_watched(partition, watched);
@@ -291,7 +291,7 @@ dlock_watch_purge(DlockSpace *space)
 
 /* The sender's part.  Only the holder of the sender's office calls these. */
 
-/* When the next name is due, monotonic: 0 at once, DLOCK_NO_DEADLINE never */
+/* When the next listed name is due, monotonic; DLOCK_NO_DEADLINE: none */
 uint64
 dlock_watch_next_due(DlockSpace *space)
 {
@@ -330,8 +330,8 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 /*
  * Begin to tell the watches of a name.  The holder that the caller reads next
  * is the one after telling->change changes or more (I29).  The name goes to
- * the end of the list and is not due for at least INTERVAL.  Returns false if
- * no watch was left: the name is freed.
+ * the end of the list and is not due for at least INTERVAL.  If no watch was
+ * left, frees the name and returns false.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
@@ -382,7 +382,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Note the copied watches as told.  New watches may precede them. */
+/* Note that the copied watches were told.  New watches may precede them. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
@@ -410,7 +410,7 @@ note_told(DlockSpace *space, const DlockTelling *telling)
  * The watches copied last have been told; without "told", all holders have
  * ended but not left, so the next change is told.  If all watches are told,
  * the round ends, and the name leaves the list, unless its holders have
- * changed since or it has no users.  Returns true if others must be told.
+ * changed since or it has no users.  Returns true if a watch is left to tell.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
