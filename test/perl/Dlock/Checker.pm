@@ -7,21 +7,21 @@ Dlock::Checker - compares a server's state with the history of dlock's clients
 
 =head1 DESCRIPTION
 
-The server is killed during a load, see Dlock::History.  Its state after a
-restart, or the state of a server that was promoted in its place, is then
-compared with the history.  These are the rules:
+The server is killed during a load, see Dlock::History.  Then this class
+compares its state after a restart, or the state of a promoted server, with the
+history.  These are the rules:
 
 =over
 
 =item *
 
-The state is that of one position in the WAL.  If the state has a call, it also
-has every change that was answered before the call began.  The latest begin of
-a call in the state is called the I<horizon> here.  Two kinds of calls are
-known to be in the state: calls that durably returned a new ticket or lease,
-and calls that created a ticket or lease found in the state.  A ticket can be
-older than the call that returned it, if an earlier request for it was not
-answered.
+The state is that of one position in the WAL.  If the state includes a call, it
+also includes every change that was answered before the call began.  The
+I<horizon> is the time when the latest call in the state began.  Two kinds of
+calls are known to be in the state: calls that durably returned a new ticket or
+lease, and calls that created a ticket or lease found in the state.  A ticket
+can be older than the call that returned it, if an earlier request for it was
+not answered.
 
 =item *
 
@@ -38,10 +38,10 @@ before the horizon; or no client can have requested it.
 
 =item *
 
-A lease has the ttl, and a lease or ticket the info, that was set last, durably
-or before the horizon, or that a later call has begun to set.  A downgraded
-hold is shared.  A semaphore has the permits that were set last, by the same
-rule.
+The ttl of a lease, and the info of a lease or ticket, is the value that was
+set last, durably or before the horizon, or a value that a later call has begun
+to set.  The same holds for the permits of a semaphore.  A downgraded hold is
+shared.
 
 =item *
 
@@ -50,8 +50,8 @@ and holders have smaller tickets than waiters.
 
 =item *
 
-From the beginning of the history to its end, through all crashes, conflicting
-clients never surely hold a lock at the same time.  Tickets grow.
+From the beginning of the history to its end, through all crashes, no two
+conflicting clients surely hold a lock at the same time.  Tickets grow.
 
 =back
 
@@ -73,18 +73,18 @@ use Test::More;
 
 =head1 METHODS
 
-Beside those of a Dlock::History, which this is:
+This is a Dlock::History, and has these additional methods:
 
 =over
 
 =item $history->check($node, $since, $when, $durable)
 
-Compares the server's state with the history, before any client connects again.
-The server was not started before the time $since.  $durable is the server's
-role for the server that the clients used, see is_durable().
+Compares the server's state with the history, before any client connects
+again.  The server was not started before the time $since.  $durable is "here",
+"there" or "nowhere", which is the server's relation to the clients' server:
+see is_durable().
 
-In the next round, clients keep the tickets and leases found here.  All others
-are forgotten.
+In the next round, clients keep only the tickets and leases found here.
 
 =cut
 
@@ -171,7 +171,7 @@ sub check
 	return;
 }
 
-# Did this surely happen before the state?
+# Did this call surely take effect in the state?
 sub _settled
 {
 	my ($self, $call) = @_;
@@ -180,8 +180,8 @@ sub _settled
 	  ($self->{durable}->($call) || $call->{answer} <= $self->{horizon});
 }
 
-# The same for a grant.  A session learns of a grant only after the removal of
-# the previous holder is flushed.
+# Is this grant surely in the state?  A session learns of a grant only after
+# the removal of the previous holder is flushed.
 sub _grant_settled
 {
 	my ($self, $ticket, $durable) = @_;
@@ -190,8 +190,8 @@ sub _grant_settled
 	  $ticket->{held} && $durable eq 'here' && $ticket->{scope} ne 'lease';
 }
 
-# The same for a release.  No client waits for its flush.  A canceled release
-# may have had no effect.
+# Is this release surely in the state?  No client waits for a release's flush.
+# A canceled release may have had no effect.
 sub _released
 {
 	my ($self, $call) = @_;
@@ -200,7 +200,7 @@ sub _released
 	  $call->{result} !~ /^error/;
 }
 
-# If standbys may count: the ttl and a quarter of it
+# The ttl, plus a quarter of the ttl if standbys may count
 sub _check_ttl
 {
 	my ($self, $leases, $elapsed) = @_;
@@ -274,7 +274,7 @@ sub _check_present
 		}
 		else
 		{
-			# the client may not have got its lease's tickets before the expiry
+			# the lease may have expired before the client got its tickets
 			$self->problem("ticket $row->{number} is there, "
 				  . "but $row->{info} asked for none, or has got another, "
 				  . 'before ' . ($self->{latest} // 'nothing'))
@@ -335,7 +335,7 @@ sub _list
 	return join(', ', map { "$_->{number} ($_->{info})" } @_);
 }
 
-# No longer exclusive, if the downgrade was answered and is in the state
+# A hold is no longer exclusive if the downgrade is surely in the state.
 sub _may_have_mode
 {
 	my ($self, $ticket, $mode) = @_;
@@ -346,8 +346,8 @@ sub _may_have_mode
 	  !($self->_settled($call) && $call->{result} eq 't');
 }
 
-# Of successive calls that changed one value: those that may have set its
-# present value.  $before is included if no call surely took effect.
+# Of successive calls that changed one value, return those that may have set
+# its present value.  $before is included if no call surely took effect.
 sub _may_say
 {
 	my ($self, $field, $before, @calls) = @_;
@@ -371,7 +371,7 @@ sub _may_run_out
 	return $lease->{short} || grep { $_ < $ttl } @ttls;
 }
 
-# Values set for existing tickets and leases
+# Check the values that were set for existing tickets and leases.
 sub _check_changes
 {
 	my ($self, $there, $leases) = @_;
@@ -407,8 +407,8 @@ sub _check_info
 	return;
 }
 
-# Only one client sets a semaphore's permits: its last sure call counts, or a
-# call begun later.
+# Only one client sets a semaphore's permits.  The last call that is surely in
+# the state counts, or a call begun later.
 sub _check_slots
 {
 	my ($self, $session) = @_;
@@ -435,7 +435,7 @@ sub _check_slots
 	return;
 }
 
-# Was it answered without an error?
+# Was the call answered without an error?
 sub _is_set
 {
 	my ($self, $call) = @_;
@@ -517,7 +517,7 @@ sub _becomes_current
 	};
 }
 
-# dlock_check()'s answer for every ticket of the history
+# Check dlock_check()'s answer for every ticket of the history.
 sub _check_fences
 {
 	my ($self, $session, $there) = @_;
@@ -540,7 +540,7 @@ sub _check_fences
 		next
 		  if !$is_current && $row && $row->{granted} &&
 		  $self->_becomes_current($session, $ticket);
-		# an existing short lease may expire just now
+		# an existing short lease may expire at this moment
 		$self->problem($self->tell($ticket)
 			  . ($is_current ? ' is current' : ' is not current'))
 		  if $is_current && !($row && $row->{granted}) && !$ticket->{live} ||
@@ -551,7 +551,7 @@ sub _check_fences
 	return;
 }
 
-# The tables and the memory agree once everything is written.
+# Check that the tables and the memory agree when everything is written.
 sub _check_tables
 {
 	my ($self, $session) = @_;
@@ -573,7 +573,7 @@ sub _check_tables
 	return;
 }
 
-# The next ticket of each lock is greater than all before.
+# Check that the next ticket of each lock is greater than all earlier tickets.
 sub _check_growth
 {
 	my ($self, $session) = @_;
@@ -600,8 +600,8 @@ sub _check_growth
 	return;
 }
 
-# Continue with the tickets and leases found.  Earlier knowledge of clients no
-# longer counts.
+# Continue with the tickets and leases found.  What clients knew before does
+# not count any more.
 sub _go_on_as_changed
 {
 	my ($self, $there, $leases) = @_;
@@ -624,7 +624,7 @@ sub _go_on_as_changed
 		$ticket->{info} = $row->{info};
 		delete $ticket->{infos};
 		next if !$ticket->{lowered} || $row->{mode} eq 'shared';
-		# it is exclusive again, from an unknown time on
+		# the hold is exclusive again, from an unknown time on
 		$_->{end} //= $self->{killed}
 		  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
 		delete @$ticket{ 'lowered', 'held' };
@@ -780,7 +780,7 @@ sub check_past
 			  $self->_most_slots($name, $ticket->{told}{begin}, $hold->{from});
 		}
 
-		# in the order of requests, with the answers received before each
+		# in the order of requests, with earlier answers before each request
 		my @by_begin = sort { $a->{told}{begin} <=> $b->{told}{begin} }
 		  grep { $_->{told}{answer} } @tickets;
 		my @by_answer =
@@ -810,8 +810,8 @@ sub check_past
 
 =item $history->close_all($node)
 
-Closes every lease.  No ticket or lease may be left then, in memory or in a
-table.
+Closes every lease.  Then checks that no ticket or lease is left, in memory or
+in a table.
 
 =back
 

@@ -7,10 +7,10 @@ Dlock::Client - a client that makes all kinds of calls of dlock, at random
 
 =head1 DESCRIPTION
 
-A process with its own session.  It makes all kinds of calls with leases, and
-acquires locks of the other scopes, until the session ends.  Its file in the
-history's directory has one line for each call that it will make, and one for
-the answer:
+A client is a process with its own session.  It makes all kinds of calls with
+leases, and acquires locks of the other scopes, until the session ends.  Its
+file in the history's directory has one line for each call, written before the
+call, and one line for the answer:
 
 	asks  time  id  ''      what is asked: names and values
 	told  time  id  result
@@ -38,7 +38,7 @@ rolls the block back if it failed.
 
 =item $client->step
 
-Makes a random step.  False if the session has ended.
+Makes a random step.  Returns false if the session has ended.
 
 =back
 
@@ -59,7 +59,7 @@ our @EXPORT_OK = qw($slots $ttl choose is_number percent shape);
 my @locks = ('x1', 'x2', 'x3', 's1', 'n1', 'n2');
 our $slots = 3;
 
-# for leases that do not expire, and for leases that do
+# the locks of leases that do not expire, and of leases that do
 our $ttl = 3600;
 my $short_ttl = 0.2;
 
@@ -77,7 +77,7 @@ sub new
 		calls => 0,
 		leases => $leases,      # number => seconds until it runs out, 0: never
 		tickets => $tickets,    # number => name
-		infos => {}             # number => what it is known to say
+		infos => {}             # number => known info
 	}, $class;
 
 	srand($history->{seed} * 100_000 + $self->{round} * 100 + $number);
@@ -160,7 +160,7 @@ sub call
 	}
 	$sql =~ s/INFO/info => '$id'/;
 	$sql = "BEGIN; $sql; COMMIT" if $op eq 'release_at_commit';
-	# until it is answered
+	# the call that is not answered yet
 	$self->{asked} = [ $id, \%call ];
 	$call{op} = $op;
 	$begin = clock_gettime(CLOCK_MONOTONIC);
@@ -172,14 +172,14 @@ sub call
 	if ($answer =~ /(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5})/)
 	{
 		return if $1 =~ /^(57P|08)/;
-		# dlock canceled the statement because the guarded lock is lost
+		# dlock has canceled the statement because the guarded lock is lost
 		$answer = $answer =~ /57014: canceling statement due to loss of lock/ ?
 		  'error 55L01' : "error $1";
 		$self->surely('ROLLBACK') or return if !$call{block};
 	}
 	elsif ($answer =~ /WARNING:  .*wait(?:ing)? for synchronous replication/)
 	{
-		# committed here; the standbys may not have it
+		# the call is committed here, but the standbys may not have it
 		return unless $self->is_alive;
 		$answer = 'error 57014';
 	}
@@ -201,7 +201,7 @@ sub call
 	return $self->told($id, $answer, $begin);
 }
 
-# The call that began at this time has been answered.
+# Note that the call that began at this time has been answered.
 sub told
 {
 	my ($self, $id, $answer, $begin) = @_;
@@ -224,7 +224,7 @@ sub percent
 	return rand(100) < $_[0];
 }
 
-# Arguments of every kind of request, and their values
+# Returns the arguments of every kind of request, and their values.
 sub shape
 {
 	my ($name) = @_;
@@ -243,14 +243,13 @@ sub is_number
 	return defined $_[0] && $_[0] =~ /^\d+$/;
 }
 
-# The argument for the channel of announcements.  It may be recorded in the
-# call.
+# Returns the argument for a channel of announcements.  %$call may record it.
 sub channel
 {
 	return ", channel => 'history'";
 }
 
-# One call.  False if the session has ended.
+# Makes one call.  Returns false if the session has ended.
 sub step
 {
 	my ($self) = @_;
@@ -332,7 +331,7 @@ sub delay
 	return 0;
 }
 
-# The lock to request with such a lease, if $name was chosen
+# The lock to request with a lease that may expire, if $name was chosen
 sub lock_for
 {
 	my ($self, $name, $short) = @_;
@@ -340,7 +339,7 @@ sub lock_for
 	return $name;
 }
 
-# Returns its number, or an error; undefined if the session has ended
+# Returns the lease's number or an error, or undef if the session has ended.
 sub open_lease
 {
 	my ($self, $short, $delay) = @_;
@@ -458,7 +457,7 @@ sub change
 
 	if ($what eq 'ttl')
 	{
-		# a ticket's own lease, or none
+		# a ticket with its own lease, or none
 		my $id = $ticket && percent(30) ? $ticket : $lease;
 
 		return $id ? $self->change_ttl($id) : 1;
@@ -474,7 +473,7 @@ sub change
 	return $exclusive ? defined $self->downgrade($exclusive, 'lease') : 1;
 }
 
-# As short(), for an existing lease
+# Returns the same as short(), for an existing lease.
 sub another_short
 {
 	my ($self) = @_;
@@ -482,7 +481,7 @@ sub another_short
 	return $self->short;
 }
 
-# Until the answer, the shorter ttl counts.
+# Until the call is answered, the shorter ttl counts.
 sub change_ttl
 {
 	my ($self, $id) = @_;

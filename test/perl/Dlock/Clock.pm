@@ -16,16 +16,17 @@ does, and can stop a process just after a reading of the clock.
 
 =item clock_is_ours()
 
-False if that is impossible: the clock or a C compiler is missing.
+Returns false if the test cannot do that, because the clock or a C compiler is
+missing.
 
 =item under_our_clock($sub)
 
-Servers that the sub starts use that clock.
+Calls the sub.  Servers that it starts use this library's clock.
 
 =item new_server_of_clock($name, $conf)
 
-A new server with that clock.  It can have standbys, and it waits for them
-without limit if their processes are stopped.
+Returns a new server with that clock.  The server can have standbys, and waits
+for them without limit if their processes are stopped.
 
 =item time_passes($seconds)
 
@@ -38,8 +39,8 @@ latest call counts.
 
 =item stopped_at_reading($pid, $sub)
 
-Waits until the process has stopped there, and returns true; or until the sub
-returns true.
+Waits until the process has stopped at that reading, and returns true, or until
+the sub returns true.
 
 =back
 
@@ -109,7 +110,7 @@ END_OF_SOURCE
 my $dir;
 my ($passed, $order, $pid, $stop_at) = (0, 0, 0, 0);
 
-# Readers never see a part of the new value.
+# Rename the new file, so that no process reads a part of the value.
 sub set_clock
 {
 	open(my $file, '>', "$dir/clock.new") or die "cannot write: $!";

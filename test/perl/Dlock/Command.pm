@@ -20,7 +20,7 @@ Waits until the command has ended.  A signal that ended it counts as 128 + n.
 
 =item $command->out, err
 
-Its output.
+The command's output, or its error output.
 
 =item $command->signal($signal)
 
@@ -28,19 +28,19 @@ Sends the signal to the process that was started.
 
 =item dlock($node, @arguments)
 
-Runs the command; returns exit code, output, and error output.
+Runs the command.  Returns exit code, output, and error output.
 
 =item worker($name, $how)
 
-A program that dlock runs.  It ignores SIGTERM, and starts two copies, one of
-them in a session of its own.  Each of the three notes the time repeatedly.
-With $how "ends", SIGTERM ends it.
+A program for dlock run.  It ignores SIGTERM, and starts two copies of itself,
+one of them in a session of its own.  Each of the three processes notes the
+time repeatedly.  With $how "ends", SIGTERM ends the program.
 
 =item $worker->{argv}
 
 =item $worker->runs
 
-The number of its processes, not counting zombies.
+The number of the program's processes, without zombies.
 
 =item $worker->first, last
 
@@ -48,7 +48,7 @@ The first and the last time noted, by CLOCK_BOOTTIME.
 
 =item children($pid)
 
-Its child processes.
+The child processes of this process.
 
 =back
 
@@ -175,7 +175,7 @@ sub runs
 	return scalar grep { Dlock::Lease::process_state($_) =~ /^[^ZX]/ } keys %pids;
 }
 
-# until all three of them run
+# Wait until all three processes run.
 sub started
 {
 	my ($self) = @_;

@@ -28,28 +28,30 @@ process is stopped, the second call lets it continue.
 =item stop_at($pid, @functions)
 
 Stops the process at the beginning of the first of these functions that it
-calls.  Returns such a sub.  The arguments of its second call are debugger
-commands, executed before the process continues.
+calls.  Returns a sub as stop_behind() does.  The arguments of the sub's second
+call are debugger commands, executed before the process continues.
 
 =item stop_at_last($pid, @functions)
 
-Stops the process at the last of these functions, which it calls in this order.
-A number among them is a pause in seconds at that point.
+Stops the process at the last of these functions, which it calls in this
+order.  A number among the functions is a pause in seconds at that point.
 
 =item fail_in($session, $function, $stop)
 
 Makes the session fail instead of calling the function, as if it was canceled
-there.  The session is stopped at its next call of $stop.  Returns such a sub.
+at that point.  The session is stopped at its next call of $stop.  Returns a
+sub as stop_behind() does.
 
 =item commands_in($session, $function, @commands)
 
 Executes debugger commands when the session's next statement calls this
-function.  Returns a sub that waits for that, and returns the output.
+function.  Returns a sub that waits for the commands, and returns their output.
 
 =item raise_in($session, @functions)
 
-When the session's next statement has called these functions in this order, it
-raises an error instead of the last call.  Returns a sub that waits for that.
+When the session's next statement calls these functions in this order, it
+raises an error instead of the last call.  Returns a sub that waits for the
+error.
 
 =back
 
@@ -112,7 +114,7 @@ sub debugger_works
 	return call_in($session->{pid}, 'getpid');
 }
 
-# The process to stop in the session's next statement
+# Returns the process to stop in the session's next statement.
 sub pid_of_next
 {
 	my ($session) = @_;
@@ -144,7 +146,7 @@ sub stop_at_last
 		  @others);
 }
 
-# Stops at the function's first instruction.  Works for any function.
+# Stops at the function's first instruction.  This works for any function.
 sub fail_in
 {
 	my ($session, $function, $stop) = @_;
@@ -192,8 +194,7 @@ sub raise_in
 		'set $pc = &dlock_raise_no_ticket');
 }
 
-# Debuggers whose processes are stopped or will be, by the files that they wait
-# for
+# file => debugger that waits for the file, and stops a process now or later
 my %waiting;
 
 # Stops at one of the places, then executes these commands.

@@ -14,8 +14,8 @@ its lines, and can stop and kill it.
 
 =item example_server()
 
-A running server with dlock.  The environment names it, and the programs' role
-"app", which may create tables.
+Returns a running server with dlock.  The environment names the server, and the
+programs' role "app", which can create tables.
 
 =item Dlock::Example->new($title, \%env, @command)
 
@@ -29,24 +29,24 @@ program ends before, that is an error.
 
 =item $program->type($line)
 
-A line of input.
+Writes a line of input.
 
 =item $program->ends($code, $test)
 
-Closes the input, waits for the end, tests the exit code, and returns the
-output.
+Closes the input, waits until the program has ended, tests the exit code, and
+returns the output.
 
 =item $program->err
 
-Its error output.
+The program's error output.
 
 =item $program->signal($signal)
 
-After STOP, the process is stopped when the call returns.
+Sends the signal.  After STOP, the process is stopped when the call returns.
 
 =item $program->vanish
 
-Kills it.
+Kills the program.
 
 =back
 

@@ -11,10 +11,10 @@ Dlock::Go - Go, for tests of the Go client
 
 =item find_go($dir)
 
-The Go command, and the major version of pgx that it finds; nothing if one of
-them is not installed.  Packages in $dir/src are found, too.  Nothing is
-downloaded.  DLOCK_GO names another Go.  DLOCK_GOPATH is searched for pgx
-before Debian's packages.
+Returns the Go command, and the major version of pgx that Go finds, or nothing
+if Go or pgx is not installed.  Go finds packages in $dir/src, too.  Nothing is
+downloaded.  DLOCK_GO names another Go command.  Go searches DLOCK_GOPATH for
+pgx before Debian's packages.
 
 =item install_go($dir, $version, $name, $text)
 

@@ -11,9 +11,9 @@ Each client (Dlock::Client) writes each call before it makes the call, and then
 the answer, both with the time.  So the history has everything that a client
 can know.  A call with an answer took effect between its two lines.
 
-This class derives facts for each ticket and lease: the clients that got it,
-the time when it is surely held or open, and the calls that may have ended it.
-Dlock::Checker compares servers with these facts.
+For each ticket and lease, this class derives facts: the clients that got it,
+the time when it was surely held or open, and the calls that may have ended
+it.  Dlock::Checker compares servers with these facts.
 
 =cut
 
@@ -49,7 +49,7 @@ directory below that one, for docs/pictures/timeline.
 
 my $histories = 0;
 
-# Where clients write
+# the directory for the clients' files
 sub make_dir
 {
 	my $kept = $ENV{DLOCK_TEST_HISTORY} or return PostgreSQL::Test::Utils::tempdir();
@@ -73,10 +73,10 @@ sub new
 		levels => ['on'],    # of synchronous_commit, to choose from
 		calls => {},         # id => call
 		tickets => {},       # number => ticket that a client was told of
-		leases => {},        # number => lease, the same
-		asked => {},         # request => first call for it that was told nothing
+		leases => {},        # number => lease that a client was told of
+		asked => {},         # request => first unanswered call for it
 		holds => [],         # what clients were sure to hold
-		offsets => {},       # file => how far it was read
+		offsets => {},       # file => position up to which it was read
 		problems => [],
 		all_problems => 0
 	}, $class;
@@ -89,11 +89,11 @@ sub new
 Runs clients until $calls calls have been answered, and then calls the sub
 $end, which must end their sessions.  With off => $percent, this percentage of
 the calls uses synchronous_commit = off.  With after => $calls2, then => $sub,
-the sub is called after $calls2 answers.
+calls the second sub after $calls2 answers.
 
 =item $history->start_clients($node, $numbers, %options)
 
-load()'s first step: returns a Dlock::Load.
+load()'s first step: starts the clients, and returns a Dlock::Load.
 
 =item $history->read_calls($load)
 
@@ -133,8 +133,7 @@ sub client
 	return Dlock::Client->new($self, $load, $number);
 }
 
-# The client's tickets and leases at the end of its last session, as far as
-# known
+# Returns the client's known tickets and leases at the end of its last session.
 sub belongings
 {
 	my ($self, $client) = @_;
@@ -148,7 +147,7 @@ sub belongings
 		{ map { $_->{number} => $_->{name} } @tickets });
 }
 
-# The clients' server is about to be killed.
+# Note that the clients' server is about to be killed.
 sub note_end
 {
 	my ($self, $load) = @_;
@@ -157,7 +156,7 @@ sub note_end
 	return;
 }
 
-# In order of time
+# Returns all calls in the order of time.
 sub read_calls
 {
 	my ($self, $load) = @_;
@@ -166,7 +165,7 @@ sub read_calls
 	$self->_learn($load, @$_) foreach sort { $a->[1] <=> $b->[1] }
 	  map { $self->_new_lines($_) } @files;
 	unlink @files if $load->{over} && !$ENV{DLOCK_TEST_HISTORY};
-	# their session-scoped holds ended with their sessions
+	# the clients' session-scoped holds ended with their sessions
 	foreach my $hold (@{ $self->{holds} })
 	{
 		$hold->{end} //= $self->{killed}
@@ -175,7 +174,7 @@ sub read_calls
 	return;
 }
 
-# The lines written to a file since the last call
+# Returns the lines written to a file since the last call.
 sub _new_lines
 {
 	my ($self, $file) = @_;
@@ -184,7 +183,7 @@ sub _new_lines
 	seek $handle, $self->{offsets}{$file} // 0, 0 or die "seek: $!";
 	my @lines = <$handle>;
 	close $handle;
-	# an incomplete line
+	# leave an incomplete line for the next call
 	pop @lines if @lines && $lines[-1] !~ /\n\z/;
 	$self->{offsets}{$file} += length $_ foreach @lines;
 	chomp @lines;
@@ -267,7 +266,7 @@ sub _learn_begin
 	return;
 }
 
-# A request for which a lease gets one ticket, even if it is repeated
+# Returns a key for the request: a repeated request gets the same ticket.
 sub _request
 {
 	my ($call, $name) = @_;
@@ -286,7 +285,7 @@ sub _begin_release
 	return;
 }
 
-# A requested change
+# Records a requested change.
 sub _changed
 {
 	my ($self, $call) = @_;
@@ -329,7 +328,7 @@ sub _begin_downgrade
 	return;
 }
 
-# The mode that a ticket surely has
+# Returns the mode that a ticket surely has.
 sub _mode
 {
 	my ($ticket) = @_;
@@ -337,7 +336,7 @@ sub _mode
 	return $ticket->{lowered} ? 'shared' : $ticket->{mode};
 }
 
-# The time until which the lease is surely open.
+# Returns the time until which the lease is surely open.
 sub _alive_until
 {
 	my ($lease) = @_;
@@ -345,8 +344,8 @@ sub _alive_until
 	return $lease->{short} ? $lease->{alive_until} : $infinity;
 }
 
-# Until this time, the lease's locks are surely not granted to others unless
-# they are released.  A delay begins when the lease has expired.
+# Returns the time until which the lease's locks are surely not granted to
+# others, unless they are released.  A delay begins when the lease has expired.
 sub closed_until
 {
 	my ($lease) = @_;
@@ -354,7 +353,7 @@ sub closed_until
 	return _alive_until($lease) + $lease->{delay};
 }
 
-# The lease was open at this call: compute until when it is surely open
+# The lease was open at this call.  Compute how long it is surely open.
 sub _alive_from
 {
 	my ($self, $lease, $call) = @_;
@@ -364,8 +363,8 @@ sub _alive_from
 	return;
 }
 
-# The client was told that the lease or ticket is gone.  That is correct if it
-# has expired or was released.
+# The client was told that the lease or ticket is gone.  This answer is correct
+# if the lease has expired, or the ticket was released.
 sub _gone
 {
 	my ($self, $call, $what, $thing) = @_;
@@ -589,7 +588,7 @@ Records a problem.
 
 =item $history->report($when)
 
-One test: no problem was recorded since the last report
+Makes one test: no problem was recorded since the last report.
 
 =cut
 
@@ -637,7 +636,7 @@ sub tell
 
 =item now()
 
-The time in the history's format
+Returns the time in the history's format.
 
 =item is_durable($level, $where)
 

@@ -11,15 +11,15 @@ Dlock::Java - Java, for TAP tests of clients
 
 =item find_java(@jars)
 
-The command that runs Java with these jars of the system, named without .jar.
-Returns nothing if there is no compiler of version 17 or later.
+Returns the command that runs Java with these jars of the system, named without
+.jar.  Returns nothing if there is no compiler of version 17 or later.
 
 =item add_jar(\@java, $directory, $name, @stubs)
 
-Compiles the client, or one of its modules, into a jar of this name, with its
-manifest and the license.  Warnings are errors.  The command uses the jar from
-now on.  Stubs of libraries are compiled, too, but are not in the jar.  Returns
-the jar's path.
+Compiles the client, or one of its modules, into a jar of this name, with the
+manifest and the license.  Warnings are errors.  From now on, the Java command
+uses the jar.  Stubs of libraries are compiled, too, but are not in the jar.
+Returns the jar's path.
 
 =item add_classes(\@java, @files)
 

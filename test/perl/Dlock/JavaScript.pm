@@ -8,8 +8,8 @@ Dlock::JavaScript - Node.js, for tests of clients
 =head1 DESCRIPTION
 
 The environment variable DLOCK_JAVASCRIPT names the directory in which npm has
-installed the packages of test/clients/javascript/package.json.  It is not
-set if Node.js or npm is missing.
+installed the packages of test/clients/javascript/package.json.  The variable
+is not set if Node.js or npm is missing.
 
 =over
 

@@ -7,14 +7,15 @@ Dlock::Lease - functions shared by TAP tests of leases and announcements
 
 =head1 DESCRIPTION
 
-Expected announcements, processes that are stopped for a while, and commits
-that wait for a missing standby, so that a test can keep a change unfinished.
+These functions check announcements, stop processes for a while, and let
+commits wait for a missing standby, so that a test can keep a change
+unfinished.
 
 =over
 
 =item announcement($event, $name, $ticket)
 
-The payload.
+Returns the payload of the announcement.
 
 =item enqueue($session, $name, $arguments)
 
@@ -43,13 +44,13 @@ request.
 
 =item stop_while($session, $pid, $sql)
 
-Stops the process while it sleeps and holds no lock that others need.  This is
-so if the query returns "t" before and after the stop.
+Stops the process while it sleeps and holds no lock that others need.  The
+query must return "t" before and after the stop, to show that.
 
 =item commits_hang($node, $hang)
 
-From now on, a commit with synchronous_commit "on" waits for a standby; if
-$hang is false, it does not wait.  The server's own synchronous_commit must be
+If $hang is true, commits with synchronous_commit "on" wait for a standby from
+now on.  Otherwise they do not.  The server's own synchronous_commit must be
 "local".  The server must allow standbys.
 
 =item hangs($node, $session)
@@ -115,7 +116,7 @@ sub is_now
 	return is($result, $expected, $test);
 }
 
-# The state as in ps, which may not be installed
+# Returns the state as shown by ps, which may not be installed.
 sub process_state
 {
 	my ($pid) = @_;

@@ -7,10 +7,10 @@ Dlock::Likeness - compares a page with the output of a run
 
 =head1 DESCRIPTION
 
-Tickets, process ids and the like differ from run to run.  But equal numbers on
-the page must be equal in the run, and a greater number must be greater in the
-run.  So each page needs an object of this class, which remembers the number in
-the run for each number on the page.
+Tickets and process ids differ from run to run.  But equal numbers on the page
+must be equal in the run, and a greater number must be greater in the run.  So
+each page needs an object of this class, which remembers the run's number for
+each number on the page.
 
 =head1 METHODS
 
@@ -116,7 +116,7 @@ sub is_like
 		elsif ($r =~ /^\d+$/
 			&& $real[ $i - 1 ] =~ /\breceived from server process with PID $/)
 		{
-			# a worker or a sender, each time perhaps another process
+			# a worker or a sender can be another process each time
 			return 0 unless $s =~ /^\d+$/;
 		}
 		elsif ($r =~ /^\d+$/
@@ -151,7 +151,7 @@ sub is_like
 	return 1;
 }
 
-# The page's text with the run's numbers
+# Returns the page's text with the run's numbers.
 sub to_real
 {
 	my ($self, $text) = @_;

@@ -7,8 +7,8 @@ Dlock::Load - clients of dlock, each in a process of its own
 
 =head1 DESCRIPTION
 
-A client reports each answer over a pipe.  So the test knows the number of
-answers, and the clients that have got none.
+Each client reports its answers over a pipe.  So the test knows the number of
+answers, and the clients that have got no answer.
 
 =head1 METHODS
 
@@ -33,13 +33,13 @@ Waits until each client has this many answers from now on.
 
 =item $load->run($hurt)
 
-Calls the sub $hurt repeatedly, with the number of answers so far, until it
+Calls the sub $hurt repeatedly, with the number of answers so far, until $hurt
 returns false.  Then waits until each client has got another answer.
 
 =item $load->release($end, @numbers)
 
 Ends these clients, or all.  The sub $end must end their sessions.  If clients
-are given, it is called repeatedly until they have ended.
+are given, $end is called repeatedly until the clients have ended.
 
 =back
 
@@ -66,7 +66,7 @@ sub new
 		stop => "$history->{dir}/stop.$history->{round}",
 		clients => {},     # pid => number
 		answers => 0,
-		answered => {},    # number => answers since they are counted
+		answered => {},    # number => answers since the counters were reset
 		over => 0
 	}, $class;
 
@@ -89,8 +89,8 @@ sub new
 	return $self;
 }
 
-# Read the answers' bytes, one for each answer.  False if all clients have
-# ended.
+# Reads the clients' bytes, one for each answer.  Returns false if all clients
+# have ended.
 sub _count
 {
 	my ($self) = @_;
@@ -117,7 +117,7 @@ sub await
 	return;
 }
 
-# Clients with fewer answers since the counters were reset
+# Returns the clients with fewer answers since the counters were reset.
 sub _unanswered
 {
 	my ($self, $count) = @_;

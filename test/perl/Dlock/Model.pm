@@ -7,13 +7,13 @@ Dlock::Model - a simple model of dlock's locks
 
 =head1 DESCRIPTION
 
-A model of session- and transaction-scoped locks, written from their
-description and not from the code.  Sessions are names.  Each operation is
+This model of session- and transaction-scoped locks is written from their
+description and not from the code.  A session is a name.  Each operation is
 completed at once, including all grants that it causes.
 
-A session's operation leaves its result in {result}: [ 'number', tickets ], [
-'text', what psql shows ] or [ 'error', SQLSTATE ].  While the session waits,
-{request} is defined.
+A session's operation leaves its result in the session's {result}: [ 'number',
+tickets ], [ 'text', what psql shows ] or [ 'error', SQLSTATE ].  While the
+session waits, its {request} is defined.
 
 =cut
 
@@ -80,7 +80,7 @@ sub leave
 	return;
 }
 
-# Grants to the head of the queue as long as it fits.
+# Grants the lock to the head of the queue as long as the request fits.
 sub grant
 {
 	my ($self, $lock) = @_;
@@ -148,7 +148,7 @@ sub end_transaction
 	return;
 }
 
-# The end of a statement
+# Ends a statement.
 sub succeed
 {
 	my ($self, $s, @result) = @_;
@@ -256,8 +256,8 @@ sub release_savepoint
 # Acquiring
 #
 # A request has {names}, {scope}, {mode}, {slots} (0: none), {permits}, {all},
-# and one of {nowait}, {timeout} or neither; with {try}, NULL replaces an
-# error.
+# and may have {nowait} or {timeout}.  With {try}, the result of a failure is
+# NULL instead of an error.
 #
 sub acquire
 {
@@ -354,7 +354,7 @@ sub give_up
 	return;
 }
 
-# What would a request for this lock find?
+# Returns what a request for this lock would find.
 sub outlook
 {
 	my ($self, $s, $request, $name) = @_;
@@ -375,7 +375,7 @@ sub outlook
 	return 'free' if !@{ $lock->{queue} } && fits($lock, $mode, $permits);
 	return '55P03' if $request->{nowait};
 
-	# It would wait for itself if its own permits block it.
+	# A request would wait for itself if its session's own permits block it.
 	$permits += $_->{permits} foreach @own;
 	return '40P01' if @own && $permits > $lock->{slots};
 	return $request->{timeout} ? '55P03' : 'wait';
@@ -448,7 +448,7 @@ sub release_ticket
 	return $self->statement($s, sub { $self->release_one($s, $ticket) });
 }
 
-# From exclusive to shared, in place
+# Changes a hold from exclusive to shared, in place.
 sub downgrade
 {
 	my ($self, $s, $ticket) = @_;
@@ -543,7 +543,7 @@ sub end_session
 }
 
 #
-# Questions
+# Queries
 #
 sub waits
 {
@@ -561,8 +561,8 @@ sub holds
 }
 
 # Would this request close a cycle?  Each holder of its locks, and each waiter
-# for them, counts as blocking it.  That can report too many cycles, never too
-# few.
+# for them, counts as blocking the request.  So this can report too many
+# cycles, but never too few.
 sub closes_cycle
 {
 	my ($self, $s, %request) = @_;
@@ -578,7 +578,7 @@ sub closes_cycle
 		push @to_visit, map { $self->in_the_way($_) } @{ $request->{left} };
 	}
 
-	# its own tickets block it only through other sessions
+	# a session's own tickets block it only through other sessions
 	return grep { $self->waits_behind($_, $s) } grep { $_ ne $s } keys %seen;
 }
 
@@ -599,7 +599,7 @@ sub in_the_way
 	return map { $_->{session} } @{ $lock->{holders} }, @{ $lock->{queue} };
 }
 
-# The sessions that block a waiter
+# Returns the sessions that block a waiter.
 sub blockers
 {
 	my ($self, $ticket) = @_;
@@ -619,7 +619,7 @@ sub blockers
 	return sort keys %blockers;
 }
 
-# All tickets by lock, holders first, as rows of dlock_locks
+# Returns all tickets by lock, holders first, as rows of dlock_locks.
 sub tickets
 {
 	my ($self) = @_;

@@ -8,11 +8,11 @@ Dlock::Move - clients that change from one server to another
 =head1 DESCRIPTION
 
 Each client connects repeatedly to the server in its service file, and acquires
-locks of one kind.  It records from when until when it surely held each lock:
+locks of one kind.  The client records the time when it surely held each lock:
 from the answer until it begins to release the lock, or until the begin of its
-last answered call.  With a lease, it records until its own deadline, or until
-it was told that the lease is lost.  While it holds a lock, it makes guarded
-writes into a row that compares fences.
+last answered call.  The time of a lease ends at the client's own deadline, or
+when the client was told that the lease is lost.  While a client holds a lock,
+it makes guarded writes into a row that compares fences.
 
 	hold     lock  fence  from  until  client
 	done     lock  fence
@@ -23,7 +23,7 @@ writes into a row that compares fences.
 Two recorded times of a lock must not overlap, and fences must not decrease,
 whatever the server answers.
 
-A Dlock::Load starts the clients, with such an object as its history.
+A Dlock::Load starts the clients, with an object of this class as its history.
 
 =head1 METHODS
 
@@ -39,7 +39,7 @@ Changes the node in the service file.
 
 =item $move->lines($what)
 
-The clients' lines so far: a reference to the fields of each.
+Returns a reference to the fields of each of the clients' lines so far.
 
 =item $move->check
 
@@ -58,7 +58,7 @@ use PostgreSQL::Test::Utils;
 
 our @kinds = ('session', 'transaction', 'lease', 'ticket', 'version');
 
-# leases' ttl, in seconds
+# ttl of leases, in seconds
 our $ttl = 3;
 
 sub new
@@ -88,11 +88,11 @@ sub go_to
 	return;
 }
 
-# Like a PostgreSQL::Test::Cluster, for session()
+# session() uses these methods, as of a PostgreSQL::Test::Cluster.
 sub connstr { return 'service=shop'; }
 sub installed_command { return $_[0]{psql}; }
 
-# Like a Dlock::History, for a Dlock::Load
+# A Dlock::Load uses these methods, as of a Dlock::History.
 sub client
 {
 	my ($self, $load, $number) = @_;
@@ -237,7 +237,7 @@ sub connect
 	return 0;
 }
 
-# The answer; undefined if the session has ended
+# Returns the answer, or undef if the session has ended.
 sub ask
 {
 	my ($self, $sql) = @_;
@@ -247,7 +247,7 @@ sub ask
 	return $answer =~ s/\n?answered\z// ? $answer : undef;
 }
 
-# The number that the call returns; undefined if there is none
+# Returns the number that the call returns, or undef.
 sub ask_for_number
 {
 	my ($self, $sql) = @_;
@@ -258,8 +258,8 @@ sub ask_for_number
 	return;
 }
 
-# A guarded write into a row that compares fences.  False if the write was
-# refused.
+# Makes a guarded write into a row that compares fences.  Returns false if the
+# write was refused.
 sub write
 {
 	my ($self, $fence) = @_;
@@ -291,8 +291,8 @@ sub odd
 	return;
 }
 
-# Writes while it holds its lock, releases the lock, and records until when it
-# held the lock.  Returns whether the session still exists.
+# Writes while the client holds its lock, releases the lock, and records the
+# time of the hold.  Returns true if the session still exists.
 sub use_lock
 {
 	my ($self, $fence, $end) = @_;
@@ -347,7 +347,7 @@ sub step_transaction
 	return defined $end;
 }
 
-# From any connection, until the lease's deadline
+# Uses a lease over any connection, until the lease's deadline.
 sub step_lease
 {
 	my ($self) = @_;
@@ -360,8 +360,7 @@ sub step_lease
 	my $deadline = $asked + $ttl;
 	my $until;
 
-	# the request may have waited longer than the ttl: only a renewal makes the
-	# deadline known
+	# The request may have waited, so only a renewal makes the deadline known.
 	for (my $i = 0; !defined $until; $i++)
 	{
 		my $begin = now();
