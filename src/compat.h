@@ -225,7 +225,7 @@ compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 
 /*
  * Add a suffix to the process title.  The caller must give the result to
- * compat_ps_suffix_remove().  Before 16, lock.c copies titles.
+ * compat_ps_suffix_remove().  Before 16, titles are copied, as in lock.c.
  */
 static inline char *
 compat_ps_suffix_set(const char *suffix)

@@ -339,7 +339,7 @@ dlock_allocate(Oid role, Size size)
 	return dlock_address(pointer);
 }
 
-/* The same, but returns an invalid pointer if no piece is free */
+/* As dlock_allocate(), but returns an invalid pointer if no piece is free */
 dsa_pointer
 dlock_allocate_if_free(Oid role, Size size)
 {

@@ -344,7 +344,7 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 	return count;
 }
 
-/* Remove the sent events of announcements, which are at the outbox's head. */
+/* Remove the sent events of the announcements at the outbox's head. */
 void
 dlock_outbox_clear(DlockSpace *space)
 {

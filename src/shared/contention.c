@@ -30,7 +30,7 @@ StaticAssertDecl(DLOCK_CONTENDED_NAMES % DLOCK_CONTENDED_CHUNK == 0,
 
 #define CHUNK_SIZE	(DLOCK_CONTENDED_CHUNK * sizeof(DlockContended))
 
-/* A space's sketch; NULL before the first wait */
+/* A space's sketch, or NULL */
 static DlockContention *
 sketch_of(DlockSpace *space)
 {

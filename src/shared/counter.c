@@ -30,7 +30,7 @@ const int64 dlock_wait_bounds[] = {
 StaticAssertDecl(lengthof(dlock_wait_bounds) == DLOCK_WAIT_BUCKETS,
 				 "dlock_wait_bounds must match DLOCK_WAIT_BUCKETS");
 
-/* For dlock_count_ticket(), if the ticket is of another space */
+/* For dlock_count_ticket(), if this backend counts for another space */
 void
 dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
 					  int64 amount)

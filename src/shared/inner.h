@@ -204,7 +204,7 @@ dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
 		(INT64CONST(1) << 61);
 }
 
-/* Microseconds waited; 0 if a ticket does not wait or its row says granted */
+/* Microseconds waited; 0 if a ticket does not wait, or its row says granted */
 static inline int64
 dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
 {

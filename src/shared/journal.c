@@ -87,7 +87,7 @@ dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 	dlock_journal_flush(dlock_journal_removal(space, key));
 }
 
-/* The same for all locks, before grants are announced */
+/* Flush the removals of all locks, before grants are announced. */
 void
 dlock_journal_flush_removals(DlockSpace *space)
 {

@@ -388,7 +388,7 @@ dlock_lease_make(DlockSpace *space, Oid role, const char *role_name, int64 ttl,
 	return lease;
 }
 
-/* The same for a single lease, with memory for its ticket */
+/* Make a single lease, with memory for its ticket. */
 DlockLease *
 dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 						int64 ttl, const DlockKey *key)

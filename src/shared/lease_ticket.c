@@ -353,7 +353,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	return closed;
 }
 
-/* Fill a view's row. */
+/* Fill the lease's part of a view's row. */
 void
 dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 {

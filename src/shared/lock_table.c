@@ -111,7 +111,7 @@ num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 	return &partition->queued[space->database & (DLOCK_QUEUED_BUCKETS - 1)];
 }
 
-/* Update that counter, as an entry's lock is released. */
+/* Update the counter of locks with a queue before an entry is unlocked. */
 static inline void
 count_queue(DlockPartition *partition, DlockLock *lock)
 {

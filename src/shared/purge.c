@@ -195,7 +195,7 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
 	database_changes++;
 }
 
-/* Counts the changes of pg_database that this process has seen. */
+/* Returns how many changes of pg_database this process has seen. */
 uint64
 dlock_database_changes(void)
 {

@@ -24,7 +24,7 @@
 typedef struct Grant
 {
 	XLogRecPtr	removed;
-	XLogRecPtr	lsn;			/* of the own row; 0: not in the WAL yet */
+	XLogRecPtr	lsn;			/* end of the row's write; 0: not in the WAL */
 	int			durability;
 } Grant;
 
@@ -479,7 +479,7 @@ dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 	return count;
 }
 
-/* The names of the locks of a space that have a queue */
+/* The names of a space's locks that have a queue */
 DlockKey *
 dlock_queue_waited_for(const DlockSpace *space, int *count)
 {

@@ -31,7 +31,7 @@ static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
-/* Initialize a record.  In a single lease, it has only its first fields. */
+/* Initialize a record, or only the first fields, which a single lease has. */
 void
 dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
@@ -165,7 +165,7 @@ dlock_record_use(DlockRecord *record)
 	dlock_record_use_found(record);
 }
 
-/* The same for a record to which the caller already has a reference */
+/* As dlock_record_use(), but the caller has a reference already */
 void
 dlock_record_use_found(DlockRecord *record)
 {

@@ -32,7 +32,7 @@
 
 #include "shared/inner.h"
 
-/* How long a request to replace the layout is valid, and waits for workers */
+/* How long a library asks for the segment, and waits for workers to end */
 #define WANTED_US			INT64CONST(10000000)
 #define WAIT_FOR_WORKERS_US	INT64CONST(5000000)
 

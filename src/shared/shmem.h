@@ -380,7 +380,7 @@ typedef struct DlockLock
 /* Buckets of a new partition; a power of 2 */
 #define DLOCK_FIRST_BUCKETS	16
 
-/* Times that a partition can double; no segment has more than 64 MB */
+/* How often a partition can double; no segment has more than 64 MB */
 #define DLOCK_SEGMENTS	20
 
 /* A partition's buckets, protected by its lock; see buckets.c */
@@ -725,7 +725,7 @@ typedef struct DlockControl
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
 	pg_atomic_uint64 memory_used;	/* estimated bytes of locks and tickets */
-	pg_atomic_uint64 spaces_left;	/* times that a space lost its last user */
+	pg_atomic_uint64 spaces_left;	/* how often a space lost its last user */
 	pg_atomic_uint32 looked_at; /* spaces looked at; see purge.c */
 
 	/* keeps the first partition's lock off this cache line */

@@ -276,7 +276,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 }
 
-/* The time, some milliseconds late, for a quarter of the usual cost */
+/* The time, up to some milliseconds ago, at a quarter of the usual cost */
 static TimestampTz
 current_time(void)
 {
