@@ -8,10 +8,10 @@ Dlock::Network - three servers, each in its own network, and links between them
 =head1 DESCRIPTION
 
 test/torture/run creates three network namespaces, PREFIX-0 to PREFIX-2, with a
-link between each pair, and removes them at the end.  A server in one of them,
-its I<place>, reaches the others only over these links.  Clients use Unix
-sockets, which do not depend on networks, so they reach every server at any
-time.
+link between each pair, and removes them at the end.  Each server runs in one
+of them, its I<place>, and reaches the other servers only over these links.
+Clients use Unix sockets, which do not depend on networks, so they reach every
+server at any time.
 
 To cut a link in one direction, the other end gets a wrong hardware address:
 packets are lost without an error, as with a broken switch.  Connections
@@ -23,12 +23,12 @@ continue once the link is healed, because TCP retransmits.
 
 =item Dlock::Network->new($prefix, $node)
 
-The node is not yet started.  It is the primary, at place 0.
+Takes a node that is not started yet.  It becomes the primary, at place 0.
 
 =item $network->start($place)
 
-Starts the server there, without this process's privileges over networks.
-False if that fails.
+Starts the server at this place, without this process's privileges over
+networks.  Returns false if the start fails.
 
 =item $network->place($node), node($place)
 
@@ -38,18 +38,19 @@ Creates a standby of the node $primary, and starts it.
 
 =item $network->set_quorum($primary, $count, @places)
 
-The primary waits for this number of the standbys at these places.  Returns
-once all of them have caught up.
+Lets the primary wait for this number of the standbys at these places.  Returns
+when all of these standbys have caught up.
 
 =item $network->fail_over($old, $sub)
 
 Acts like an HA tool if the primary is unreachable: both standbys stop
-receiving, the more advanced one is promoted, and the other one follows it.
-The sub is called before the promotion.  Returns the new primary's place.
+receiving, the more advanced standby is promoted, and the other standby follows
+it.  Calls the sub before the promotion.  Returns the new primary's place.
 
 =item $network->cut($from, $to), is_cut($from, $to), heal($from, $to)
 
-Packets in this direction are lost, or no longer lost.
+Drops packets in this direction, tells if they are dropped, or stops dropping
+them.
 
 =back
 
@@ -96,7 +97,7 @@ sub place
 	return (grep { ($self->node($_) // 0) == $node } 0 .. 2)[0];
 }
 
-# A place's address on its link to another place
+# Returns a place's address on its link to another place.
 sub _address
 {
 	my ($place, $other) = @_;
@@ -125,7 +126,7 @@ sub start
 	return $started;
 }
 
-# The place of the server that a standby follows, or none
+# Returns the place of the server that a standby follows, or undef.
 sub _follow
 {
 	my ($self, $place, $upstream) = @_;

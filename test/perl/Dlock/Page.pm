@@ -15,15 +15,15 @@ test/pages.md says how pages are written.
 
 =item parse_page($page)
 
-The steps of a page, whose path is relative to the tree.  A step is a hash:
-"do" is its kind, "line" its line, and "output" the expected output, in the
-page's lines from "from" up to, but not including, "to".  Dies if the page is
-malformed.
+Returns the steps of a page, whose path is relative to the tree.  A step is a
+hash: "do" is its kind, "line" its line, and "output" the expected output, in
+the page's lines from "from" up to, but not including, "to".  Dies if the page
+is malformed.
 
 =item write_page($page, $file, $like, @steps)
 
 Writes the page into another file, with the real output of each step ("real").
-The typed text is translated by the Dlock::Likeness object.
+The Dlock::Likeness object $like translates the typed text.
 
 =item lines_of($page)
 
@@ -48,7 +48,7 @@ my $name = qr/[a-z][a-z0-9_]*/;
 my $prompt = qr/^($name)=[*!]?[>#] ?(.*)$/;
 my $inside = qr/[-('"\$*^]/;
 
-# What the next block is
+# the kind of the next block
 my $directive = qr/^(?|(run[ ]as)[ ]($name) | (run[ ]with[ ]bash)() |
 	(file)[ ](\S+) | (config)() | (server[ ]log)() | (not[ ]run:)[ ](\S.*))$/x;
 
@@ -108,7 +108,7 @@ sub parse_page
 	return @steps;
 }
 
-# parse_block($page, $mark, $from, @lines): $from is the index of its first line
+# parse_block($page, $mark, $from, @lines): $from is the first line's index.
 sub parse_block
 {
 	my ($page, $mark, $from, @lines) = @_;
@@ -206,8 +206,8 @@ sub parse_shell
 	return @steps;
 }
 
-# event($page, $line, $text): the step for a directive or a line of a
-# transcript
+# event($page, $line, $text): returns the step for a directive or a line of a
+# transcript.
 sub event
 {
 	my ($page, $line, $text) = @_;
@@ -259,7 +259,7 @@ sub write_page
 		  @{ $step->{real} }, @blank;
 	}
 	open my $out, '>', $file or die "$file: $!\n";
-	# the typed text must match the output
+	# The typed text must match the output.
 	print $out join "\n", map {
 		/$prompt/ || /^\s*<!-- docs: until/ ? $like->to_real($_) : $_
 	} @lines;

@@ -21,38 +21,40 @@ A link between two members can be cut in one direction, as in Dlock::Network.
 
 =item Dlock::Patroni->new($prefix, $dir, %options)
 
-Starts all members.  Member 1 has its data in "$dir/1", and so on.  With
-asynchronous => 1, commits wait for no standby.  With lax => 1, commits do not
-wait while Patroni has named no standby (synchronous_mode_strict is off).  With
-dcs => 'etcd', Patroni uses version 2 of etcd's interface; with 'etcd3',
-version 3, which is the default if it works.  With haproxy => its program,
-HAProxy runs before the members.  With bin and lib => directories of programs
-and libraries below "$dir/1/server", each member has its own server there.
+Starts all members.  Member N has its data in "$dir/N".  With asynchronous =>
+1, commits wait for no standby.  With lax => 1, commits do not wait while
+Patroni has named no standby (synchronous_mode_strict is off).  With dcs =>
+'etcd', Patroni uses version 2 of etcd's interface.  With dcs => 'etcd3', it
+uses version 3, which is the default if it works.  With haproxy => its program,
+HAProxy runs in front of the members.  With bin and lib => directories of
+programs and libraries below "$dir/1/server", each member has its own server
+there.
 
-With clocks => seconds, the members' clocks differ by up to this time.  That
-needs faketime => the library.
+With clocks => seconds, the members' clocks differ by up to this time.  This
+needs faketime => the path of that library.
 
 =item $patroni->node($place)
 
-A member as a PostgreSQL::Test::Cluster, although Patroni starts and stops it
+Returns a member as a PostgreSQL::Test::Cluster, although Patroni starts and
+stops it.
 
 =item $patroni->service
 
-All members as one: the connection string has three hosts, and leads to the
-primary.
+Returns all members as one node: its connection string has three hosts, and
+leads to the primary.
 
 =item $patroni->proxy
 
-The same through HAProxy; undef if HAProxy is not installed
+Returns the same through HAProxy, or undef if HAProxy is not installed.
 
 =item $patroni->leader
 
-The place of the primary with the leader key; undef if there is none
+Returns the place of the primary with the leader key, or undef.
 
 =item $patroni->await_leader(%options)
 
-Waits until a member accepts writes.  With not => $place, this must be another
-place.  With meanwhile => $sub, the sub is called repeatedly.
+Waits until a member accepts writes.  With not => $place, the member must be at
+another place.  With meanwhile => $sub, calls the sub repeatedly.
 
 =item $patroni->await_whole
 
@@ -61,43 +63,44 @@ required.
 
 =item $patroni->request($place, $method, $path, $content, $timeout)
 
-Calls the REST API there.  Returns the answer in the format of HTTP::Tiny.
+Calls the REST API at this place.  Returns the answer in the format of
+HTTP::Tiny.
 
 =item $patroni->processes($place, $what)
 
-The process ids of "postgres", "patroni" or "etcd" there.
+Returns the process ids of "postgres", "patroni" or "etcd" at this place.
 
 =item $patroni->processes_of($place, $title)
 
-The ids of the server's processes there with this title
+Returns the ids of the server's processes with this title at this place.
 
 =item $patroni->kill($signal, $place, @what)
 
 =item $patroni->start($place, $what)
 
-Starts "patroni" or "etcd" there, if it is not running.
+Starts "patroni" or "etcd" at this place, if it is not running.
 
 =item $patroni->cut($from, $to), cut_etcd($from, $to), heal_all
 
-Packets from one member to the other, or only to the other's etcd, are lost.
+Drops packets from one member to the other, or only to the other's etcd.
 
 =item $patroni->exchange($place, $library)
 
-Installs this file as dlock's library there.  The server uses it from its next
-start on.
+Installs this file as dlock's library at this place.  The server uses the file
+from its next start on.
 
 =item $patroni->rewound
 
-The number of runs of pg_rewind
+Returns the number of runs of pg_rewind.
 
 =item Dlock::Patroni::await($what, $sub)
 
-Waits until the sub returns true, and dies if that takes too long.
+Waits until the sub returns true.  Dies if that takes too long.
 
 =item $patroni->promoted($place)
 
-The time, as in Dlock::History, when this server stopped receiving before its
-last promotion.
+Returns the time, as in Dlock::History, when this server stopped receiving
+before its last promotion.
 
 =back
 
@@ -148,7 +151,7 @@ sub new
 	$self->_start_proxy if $self->{haproxy};
 	$self->start($_, 'etcd') foreach @places;
 	await('etcd has a leader', sub { defined $self->etcd_leader });
-	# the first member must create the cluster
+	# The first member must create the cluster.
 	$self->start(1, 'patroni');
 	$self->await_leader;
 	$self->start($_, 'patroni') foreach 2, 3;
@@ -156,8 +159,8 @@ sub new
 	return $self;
 }
 
-# Like poll(), but limited by the clock, because a request to a silent member
-# takes seconds
+# Like poll(), but with a limit by the clock, because a request to a silent
+# member takes seconds.
 sub await
 {
 	my ($what, $sub) = @_;
@@ -212,7 +215,7 @@ sub _write_config
 		DIR => $dir,
 		USER => scalar getpwuid($<),
 		DCS => $self->{dcs},
-		# a member that misses one second of the load must still be electable
+		# a member that lags by one second of the load must still be electable
 		LAG => $self->{asynchronous} ? 64 * 1024**2 : 1024**2,
 		SYNCHRONOUS => $self->{asynchronous} ? 'false' : 'true',
 		STRICT => $self->{lax} || $self->{asynchronous} ? 'false' : 'true');
@@ -251,7 +254,7 @@ my %commands = (
 		return ('patroni', "$self->{dir}/$place/patroni.yml");
 	});
 
-# The error of a member's clock.  If clocks may differ by 3 s: 0, -1.5, 1.5.
+# Returns a member's clock error: 0, -1.5 or 1.5 if clocks may differ by 3 s.
 sub _offset
 {
 	my ($self, $place) = @_;
@@ -259,8 +262,8 @@ sub _offset
 	return ($self->{clocks} || 0) * (0, 0, -0.5, 0.5)[$place];
 }
 
-# Only the server there has another clock, not Patroni, and only CLOCK_REALTIME
-# differs.  The monotonic clock stays monotonic.
+# Gives another clock to a member's server, but not to its Patroni.  Only
+# CLOCK_REALTIME differs.  The monotonic clock stays monotonic.
 sub _set_clock
 {
 	my ($self, $place) = @_;
@@ -321,7 +324,7 @@ sub processes
 	} or return;
 	my $dir = $self->node($place)->data_dir;
 
-	# the file may be old, and its pid may belong to another process
+	# The file may be old, and its pid may belong to another process.
 	return
 	  unless (eval { slurp_file("/proc/$postmaster/cmdline") } // '') =~ /\Q$dir\E/;
 	return ($postmaster,
@@ -352,7 +355,7 @@ sub kill
 	return;
 }
 
-# In the clients' network, not in a member's
+# Starts HAProxy in the clients' network, not in a member's.
 sub _start_proxy
 {
 	my ($self) = @_;
@@ -376,8 +379,8 @@ sub exchange
 	my ($self, $place, $library) = @_;
 	my $old = "$self->{dir}/$place/server/$self->{lib}/dlock.so";
 
-	# replaced by a rename, as by packages: a process that has opened the old
-	# file keeps it
+	# Replace the file by a rename, as packages do: a process that has opened
+	# the old file keeps it.
 	system('cp', $library, "$old.new") == 0 or die 'cp failed';
 	rename("$old.new", $old) or die "rename: $!";
 	return;
@@ -440,13 +443,13 @@ sub await_leader
 	return $leader;
 }
 
-# The answer to a request, or an error
+# Returns the answer to a request, or an error.
 sub asks
 {
 	my ($self, $place, $sql) = @_;
 	my ($out, $err) = ('', '');
 
-	# a stopped server gives no answer
+	# A stopped server gives no answer.
 	eval {
 		$self->node($place)->psql('postgres', $sql, stdout => \$out,
 			stderr => \$err, timeout => 5);
@@ -603,7 +606,7 @@ sub new
 sub data_dir { return "$_[0]{_dlock_dir}/disk/data"; }
 sub logfile { return "$_[0]{_dlock_dir}/log/patroni"; }
 
-# no standby reads, unless requested
+# no client reads from standbys, unless requested
 sub connstr
 {
 	my ($self, $dbname) = @_;

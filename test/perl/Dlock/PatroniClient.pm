@@ -8,15 +8,16 @@ server
 
 =head1 DESCRIPTION
 
-A Dlock::Torture with clients of the class Dlock::PatroniClient, which run
-during one start of their server.  Patroni may restart the server at any time,
-perhaps as a standby.  Then the server's state is compared with the history
-before the clients continue.
+This is a Dlock::Torture with clients of the class Dlock::PatroniClient.  A
+client runs during one start of its server.  Patroni may restart the server at
+any time, perhaps as a standby.  Then the test compares the server's state with
+the history before the clients continue.
 
 If the file "stop.ROUND.end.CLIENT" exists, the client ends.
 
-Its load, Dlock::PatroniLoad, calls a second sub given to run(), which tells if
-the server still exists.  If not, the load does not wait for answers.
+The load, a Dlock::PatroniLoad, calls a second sub given to run(), which tells
+if the server still exists.  If the server does not exist, the load does not
+wait for answers.
 
 =cut
 
@@ -102,7 +103,7 @@ sub run
 	return;
 }
 
-# Waits for one more answer from each client
+# Waits for one more answer from each client.
 sub _await_one
 {
 	my ($self, $is_there) = @_;

@@ -8,7 +8,7 @@ kept
 
 =head1 DESCRIPTION
 
-Starts test/ha/clients.py, and records the times of faults.
+This class starts test/ha/clients.py, and records the times of faults.
 
 =head1 METHODS
 
@@ -16,23 +16,23 @@ Starts test/ha/clients.py, and records the times of faults.
 
 =item Dlock::PatroniReport->new($dir, $asynchronous, $path => $connstr, ...)
 
-Clients use these connection strings in turn.  Without synchronous standbys,
-leases held on two servers at once are reported but do not count as failures.
+Clients use these connection strings in turn.  If $asynchronous is true, leases
+held on two servers at once are reported but do not count as failures.
 
 =item $report->round_begins($name, $beside), fault_begins, fault_ends($is_another), round_ends
 
 =item $report->loaded($leases, $missing, $seconds), lost($tickets)
 
-Records for the report.
+Record these events for the report.
 
 =item $report->event($what, $time)
 
-Adds an event to the round's time line, with the present time or the given one.
+Adds an event to the round's time line, with the given or the present time.
 The time line is in clients/round_NUMBER, for docs/pictures/draw.
 
 =item $report->last_round
 
-The report of the last round.
+Returns the report of the last round.
 
 =item $report->finish($patroni)
 
@@ -92,7 +92,7 @@ sub new
 	return $self;
 }
 
-# Scope and path of a client's calls
+# Returns the scope and path of a client's calls.
 sub _kinds
 {
 	my ($self) = @_;
@@ -158,8 +158,8 @@ sub event
 	return;
 }
 
-# From 3 seconds before the fault until the end: events, calls without a gap by
-# kind, and the holders by their leases
+# From 3 seconds before the fault until the end of the round: events, times of
+# uninterrupted calls by kind, and the holders by their leases
 sub _write_times
 {
 	my ($self, $round) = @_;
@@ -209,8 +209,8 @@ sub _write_times
 	return;
 }
 
-# The longest time between two successful calls of this kind, if the second one
-# is in this round
+# Returns the longest time between two successful calls of this kind, if the
+# second call is in this round.
 sub _without
 {
 	my ($self, $kind, $round) = @_;
@@ -249,7 +249,7 @@ sub _percentile
 	return $values[ POSIX::ceil($percent / 100 * @values) - 1 ];
 }
 
-# The holders' lines about their locks
+# Returns the holders' lines about their locks.
 sub _read_holders
 {
 	my ($self) = @_;
@@ -266,7 +266,7 @@ sub _read_holders
 	return sort { $a->{time} <=> $b->{time} } @lines;
 }
 
-# An event's round: a loss is noticed up to a ttl later.
+# Returns an event's round.  A loss is noticed up to a ttl later.
 sub _round_of
 {
 	my ($self, $time) = @_;
@@ -277,7 +277,7 @@ sub _round_of
 	return $round;
 }
 
-# The holders at the begin of a round, and which of them kept their locks
+# Returns a round's holders at its begin, and those that kept their locks.
 sub _count_kept
 {
 	my ($self, @holders) = @_;
@@ -296,16 +296,16 @@ sub _count_kept
 	return;
 }
 
-# Why a lease was lost; undef if the loss was avoidable
+# Returns the reason why a lease was lost, or undef if the loss was avoidable.
 sub _reason
 {
 	my ($self, $round, $number) = @_;
 	my $longest = max(values %{ $round->{without} });
 	my $path = $self->{paths}[ $number % @{ $self->{paths} } ];
 
-	# after its ttl, less a third and a margin
+	# a lease can expire: its ttl, less the renewal interval and a margin
 	return sprintf('no service for %.1f s', $longest) if $longest > 0.6 * $ttl;
-	# a primary that still accepts writes, and is first among the hosts
+	# the old primary still accepted writes, and is first among the hosts
 	return 'its client came back to the old primary'
 	  if $round->{beside} && $path eq 'hosts';
 	return 'it, or its last change, was not on the new primary'
@@ -351,7 +351,7 @@ sub finish
 	return $self->{asynchronous} ? 0 : $wrong;
 }
 
-# The rounds with each fault, and all rounds
+# Reports the rounds with each fault, and all rounds.
 sub _by_fault
 {
 	my ($self) = @_;
@@ -411,7 +411,7 @@ sub _lines_of_leases
 	return @lines;
 }
 
-# Successful and failed calls of all kinds
+# Reports successful and failed calls of all kinds.
 sub _operations
 {
 	my ($self) = @_;

@@ -8,31 +8,31 @@ Dlock::Power - servers that lose power, for TAP tests
 =head1 DESCRIPTION
 
 After a kill, a restarted server finds everything that it has written, because
-the kernel has it.  A server started here can also lose its unsynced writes.
-The preloaded test/torture/power.c records these writes.
+the kernel keeps it.  A server started by with_power() can also lose its
+unsynced writes.  The preloaded test/torture/power.c records these writes.
 
 =over
 
 =item power_is_ours()
 
-False if the test cannot do that: there is no C compiler, or the system is not
-Linux.
+Returns false if there is no C compiler, or the system is not Linux.
 
 =item with_power($node, $sub)
 
-The sub starts the server.  From then on, the server can lose power.
+Calls the sub, which starts the server.  From then on, the server can lose
+power.
 
 =item lose_power($node, $all)
 
-All processes of the server must have ended.  The server then finds its synced
-data.  If $all is true, all unsynced writes are lost.  Otherwise any part of
-them is lost: each page of 4,096 bytes is as it was after any of the writes
-since the sync, and each directory is as it was after any of the changes.
-Returns the number of unsynced writes and names.
+Undoes unsynced writes.  All processes of the server must have ended.  If $all
+is true, all unsynced writes are lost.  Otherwise, a random part is lost: each
+page of 4,096 bytes has the content after a random one of its writes since the
+sync, and each directory after a random one of its changes.  Returns the number
+of unsynced writes and names.
 
 =item forget_power($node)
 
-Call this when the server was removed.
+Forgets the writes of a removed server.
 
 =back
 
@@ -70,7 +70,7 @@ sub power_is_ours
 sub with_power
 {
 	my ($node, $sub) = @_;
-	# the path in the kernel's form
+	# the path as the kernel shows it
 	my $data = realpath($node->data_dir);
 	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD}, $library;
 	local $ENV{DLOCK_POWER} = $data;
@@ -99,7 +99,7 @@ sub lose_power
 	return $lost;
 }
 
-# Undo the writes to a file, by its records
+# Undo the writes to a file, by its records.
 sub lose_writes
 {
 	my ($notes, $all) = @_;
@@ -157,7 +157,7 @@ sub lose_writes
 	return scalar @sizes;
 }
 
-# Undo the changes of names
+# Undo the changes of names.
 sub lose_names
 {
 	my ($data, $all) = @_;

@@ -7,18 +7,19 @@ Dlock::Program - programs that contain tests
 
 =head1 DESCRIPTION
 
-Such a program prints "ok NAME" or "not ok NAME" for each test, and reasons on
-other lines.
+A program that contains tests prints "ok NAME" or "not ok NAME" for each test,
+and reasons on other lines.
 
 =over
 
 =item run_program($title, @command)
 
-Runs the program, and counts its tests.  Their names follow the title.
+Runs the program, and counts its tests.  Each test is named by the title and
+the program's name for it.
 
 =item works(@command)
 
-Can this command be run, or the program that it is given?
+Can this command be run without an error?
 
 =item not_installed($what)
 

@@ -11,7 +11,7 @@ Dlock::Python - Python, for TAP tests of clients
 
 =item find_python($condition)
 
-A Python in which this statement raises no error; undef if there is none
+Returns a Python in which this statement raises no error, or undef.
 
 =item install_packages($python, @directories)
 

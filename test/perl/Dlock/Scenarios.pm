@@ -7,24 +7,24 @@ Dlock::Scenarios - the tests that every client must pass
 
 =head1 DESCRIPTION
 
-clients/scenarios.md has a row for each requirement, and clients/README.md
+clients/scenarios.md has a row for each requirement.  clients/README.md
 describes how a client's runner talks to the test.  This module is the test,
-for every language: it starts servers, acts on them when the runner asks, and
+for every language.  It starts servers, acts on them when the runner asks, and
 checks that the runner tests each row and nothing else.
 
 =over
 
 =item start_servers()
 
-The environment names the servers for the runner.  Returns the main server.
-run_scenarios() calls this itself.  A test calls it to use the server for
-something else, too.
+Starts the servers, sets the environment for the runner, and returns the main
+server.  run_scenarios() calls this itself.  A test calls it to use the server
+for other tests, too.
 
 =item run_scenarios($name, @command)
 
-Runs the runner, and counts each row.  The name is the directory's below
+Runs the runner, and counts each row.  The name is that of a directory below
 clients/.  If the environment variable DLOCK_SCENARIOS is set, only the rows
-named there run.
+that it names run.
 
 =back
 
@@ -47,7 +47,7 @@ use Test::More;
 
 our @EXPORT = qw(run_scenarios start_servers);
 
-# Sets a client's wall clock ahead or back
+# A library that sets a client's wall clock ahead or back
 my $clock_source = <<'END_OF_SOURCE';
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -117,7 +117,7 @@ my $dir;
 my ($main, $other, $standby, $admin);
 my @frozen;
 
-# Clients connect over TCP, because some languages have nothing else.
+# Clients connect over TCP, because some languages support nothing else.
 my $conf = "listen_addresses = '127.0.0.1'\ndeadlock_timeout = '10ms'\n";
 
 sub address
@@ -187,8 +187,8 @@ sub set_clock
 	return;
 }
 
-# The prefix of a client's command that gives it another clock, as in
-# Dlock::Clock, but CLOCK_REALTIME
+# Returns the prefix of a client's command that gives it another clock, as in
+# Dlock::Clock, but for CLOCK_REALTIME.
 sub with_our_clock
 {
 	my $compiler = $ENV{CC} || $Config{cc};
@@ -220,7 +220,7 @@ my %orders = (
 		# a session of the previous test may still be ending
 		$admin->wait_for(
 			"SELECT count(*) = 0 OR bool_and(state = 'idle') $there");
-		# at a time when it holds no lock that a new connection needs
+		# Stop the process while it holds no lock that a new connection needs.
 		stop_while($admin, $pid, "SELECT state = 'idle' $there")
 		  if $admin->query("SELECT count(*) $there");
 	},
@@ -229,7 +229,7 @@ my %orders = (
 	},
 	clock => \&set_clock,
 	freeze => sub {
-		# first the postmaster, so that it starts no more children
+		# Stop the postmaster first, so that it starts no more children.
 		stop_process($main->{_pid});
 		@frozen = processes_of($main);
 		stop_process($_) foreach @frozen[ 1 .. $#frozen ];
@@ -266,7 +266,7 @@ sub obey
 	return;
 }
 
-# The names of the rows, in their order
+# Returns the names of the rows, in order.
 sub rows
 {
 	my ($file) = @_;

@@ -7,11 +7,12 @@ Dlock::Split - a primary that runs on beside its successor, cut off from it
 
 =head1 DESCRIPTION
 
-If a primary is cut off from its standbys for good, its answers no longer count
-in the history once a standby is about to be promoted.  But they must be
-correct.  If standbys count for a lease, the primary honours the lease for at
-most its ttl and a quarter, and not after its successor has granted the lock to
-another client.  It acknowledges nothing that the successor does not have.
+A primary is cut off from its standbys for good.  When a standby is about to be
+promoted, the old primary's answers no longer count in the history.  But they
+must be correct.  If standbys count for a lease, the old primary honours the
+lease for at most its ttl and a quarter, and not after its successor has
+granted the lock to another client.  It acknowledges nothing that the successor
+does not have.
 
 =head1 METHODS
 
@@ -27,11 +28,11 @@ Processes a line that a client has written.
 
 =item $split->found($there)
 
-The new primary's state: tickets (number => row) and leases
+Sets the new primary's state: tickets (number => row) and leases.
 
 =item $split->check
 
-After both loads have ended: were the old primary's answers correct?
+Checks the old primary's answers, after both loads have ended.
 
 =back
 
@@ -151,7 +152,7 @@ sub check
 	return;
 }
 
-# If standbys count for it, the successor must have it.
+# If standbys count for a change, the successor must have the change.
 sub _check_retimed
 {
 	my ($self, $call, $lease) = @_;
@@ -164,9 +165,9 @@ sub _check_retimed
 	return;
 }
 
-# How long a lease may live there after a standby's last answer.  The longest
-# ttl counts: the known one, or one requested before the promotion, even if the
-# answer came later.
+# Returns how long a lease may live on the old primary after a standby's last
+# answer.  The longest ttl counts: the known ttl, or a ttl that was requested
+# before the promotion, even if the answer came later.
 sub _honoured_for
 {
 	my ($self, $lease) = @_;

@@ -11,8 +11,9 @@ Dlock::Standby - standbys of a test's server
 
 =item new_standby($primary, $name, %params)
 
-Creates a standby that has caught up with the primary.  Parameters: conf, its
-settings; start, a function that starts it instead of the method start.
+Creates a standby that has caught up with the primary.  Parameters: conf, the
+standby's settings; start, a function that starts the standby instead of the
+method start.
 
 =item count_on($primary, $name)
 
@@ -20,7 +21,7 @@ From now on, the primary's commits wait for the standby of this name.
 
 =item take_over($standby)
 
-Promotes the standby.  Afterwards it waits for no standbys.
+Promotes the standby.  Afterwards its commits wait for no standbys.
 
 =back
 

@@ -7,8 +7,9 @@ Dlock::Terminal - psql, as if at a terminal
 
 =head1 DESCRIPTION
 
-A psql that stays, and prints tables, command tags, errors and notifications as
-a user sees them.  The output of Dlock::Test::Session is easier to compare.
+This is a psql that keeps running, and prints tables, command tags, errors and
+notifications as a user sees them.  The output of Dlock::Test::Session is
+easier to compare.
 
 =head1 METHODS
 
@@ -24,13 +25,14 @@ Has the answer arrived, so that answer() would not wait?
 
 =item $psql->answer
 
-The output without notifications, which are in @{ $psql->{notes} }
+Waits for the output, and returns it without notifications, which are in @{
+$psql->{notes} }.
 
 =item $psql->is_up
 
 =item $psql->end
 
-Is psql running?  Kill it.
+is_up() tells if psql is running.  end() kills psql.
 
 =item $psql->{pid}
 

@@ -7,9 +7,9 @@ Dlock::Test - servers and sessions for dlock's TAP tests
 
 =head1 DESCRIPTION
 
-PostgreSQL::Test::Cluster has the servers.  Tests of locks also need sessions
-that wait while others continue, or that are killed.  They are
-Dlock::Test::Session, below.
+PostgreSQL::Test::Cluster provides servers.  Tests of locks also need sessions
+that wait while others continue, or that are killed.  Dlock::Test::Session,
+below, provides these sessions.
 
 =cut
 
@@ -27,16 +27,16 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(new_server next_version_install start_again kill_server answers
   name_server poll ample fence fails_with grows session backends_gone);
 
-# A shell lets background processes ignore these signals, and the test's
-# processes would inherit that.
+# A shell lets background processes ignore these signals.  The test's processes
+# would inherit that.
 $SIG{$_} = 'DEFAULT' foreach 'HUP', 'INT', 'QUIT';
 
-# Most waits have a limit.  Behind one that has none, the test would never end.
+# Most waits have a limit.  This alarm ends waits that have no limit.
 $SIG{ALRM} = sub { die "the test has not ended\n" };
 alarm 5 * $PostgreSQL::Test::Utils::timeout_default;
 
 # All servers of the tests have the same encoding and locale.  Otherwise initdb
-# would use those of the environment, or SQL_ASCII if there are none.
+# would use the environment's, or SQL_ASCII if the environment has none.
 {
 	no warnings 'redefine';
 	my $init = PostgreSQL::Test::Cluster->can('init');
@@ -50,7 +50,7 @@ alarm 5 * $PostgreSQL::Test::Utils::timeout_default;
 	};
 }
 
-# A running server with dlock in its database "postgres"
+# Returns a running server with dlock in its database "postgres".
 sub new_server
 {
 	my ($name, %params) = @_;
@@ -71,8 +71,8 @@ sub new_server
 	return $node;
 }
 
-# next_version_install: the directory of another installation, for new_server.
-# It has an invented next version of the extension, $next_version.
+# next_version_install: returns the directory of another installation, for
+# new_server.  It has an invented next version of the extension, $next_version.
 #
 # PostgreSQL finds its files relative to its programs.  So the programs are
 # copied, and everything else is linked.
@@ -112,7 +112,7 @@ sub next_version_install
 		mkdir "$copy/extension" or die "$copy/extension: $!";
 		symlink $_, "$copy/extension/" . s{.*/}{}r foreach glob "$path/extension/*";
 
-		# a new function, and a rewritten table
+		# The next version adds a function, and rewrites a table.
 		my ($control) =
 		  slurp_file("$path/extension/dlock.control") =~ /default_version = '(.*?)'/;
 
@@ -126,10 +126,10 @@ END
 	return $top;
 }
 
-# poll($what, $sub): until the sub returns true
+# poll($what, $sub): waits until the sub returns true.
 #
-# After an unexpected error of a session, poll() could wait in vain.  So it
-# dies if an error was not read, or if the sub raises a new one and returns
+# After an unexpected error of a session, poll() could wait in vain.  So poll()
+# dies if an error was not read, or if the sub causes a new error and returns
 # false.
 sub poll
 {
@@ -161,8 +161,9 @@ sub name_server
 	return;
 }
 
-# ample($seconds): this number, or more if PG_TEST_TIMEOUT_DEFAULT says that
-# the machine is slow.  For a ttl within which the test must do something.
+# ample($seconds): returns this number, or more if PG_TEST_TIMEOUT_DEFAULT says
+# that the machine is slow.  Used for a ttl within which the test must do
+# something.
 sub ample
 {
 	my ($seconds) = @_;
@@ -170,7 +171,7 @@ sub ample
 	return $seconds * (int($PostgreSQL::Test::Utils::timeout_default / 180) || 1);
 }
 
-# Start a server that was killed, once its last process has ended.
+# Start a killed server, when its last process has ended.
 sub start_again
 {
 	my ($node) = @_;
@@ -184,8 +185,8 @@ sub start_again
 		});
 }
 
-# The ids of processes for which the sub returns true, given id, parent and
-# state
+# Returns the ids of processes for which the sub returns true, given id, parent
+# and state.
 sub processes
 {
 	my ($condition) = @_;
@@ -194,15 +195,15 @@ sub processes
 	  map { [ /^\s*(\d+)\s+(\d+)\s+(\S)/ ] } `ps -A -o pid= -o ppid= -o state=`;
 }
 
-# kill_server($node, $alone): kill all of a server's processes, or its
-# postmaster alone, and wait until the last one has ended
+# kill_server($node, $alone): kills all of a server's processes, or its
+# postmaster alone, and waits until the last process has ended.
 sub kill_server
 {
 	my ($node, $alone) = @_;
 	my $postmaster = $node->{_pid};
 
-	# once stopped, which takes a moment after the signal, it starts no more
-	# children
+	# A stopped postmaster starts no more children.  It stops a moment after
+	# the signal.
 	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
 	poll('the postmaster is stopped',
 		sub { processes(sub { $_[0] == $postmaster && $_[2] eq 'T' }) });
@@ -213,7 +214,7 @@ sub kill_server
 
 	poll('processes are gone',
 		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
-	# a starting server would take a zombie for a running server
+	# A starting server would mistake a zombie for a running server.
 	unlink $node->data_dir . '/postmaster.pid',
 	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
 	return;
@@ -243,8 +244,8 @@ sub fence
 	return $node->safe_psql($dbname, "SELECT dlock_acquire('$name')");
 }
 
-# fails_with($node, $dbname, $sql, $pattern, $test): psql's error output,
-# with SQLSTATE, must match
+# fails_with($node, $dbname, $sql, $pattern, $test): tests that psql's error
+# output, with SQLSTATE, matches the pattern.
 sub fails_with
 {
 	my ($node, $dbname, $sql, $pattern, $test) = @_;
@@ -259,7 +260,7 @@ sub fails_with
 	return like($err, $pattern, $test);
 }
 
-# grows($test, @fences): each must be greater than the one before it
+# grows($test, @fences): tests that each fence is greater than the previous.
 sub grows
 {
 	my ($test, @fences) = @_;
@@ -286,8 +287,8 @@ sub session
 	return Dlock::Test::Session->new(@_);
 }
 
-# A session's answer with an error: a string like others, but poll() knows
-# about it, and whether the test has read it.
+# A session's answer with an error.  It is a string like other answers, but
+# poll() knows if the test has read it.
 package Dlock::Test::Error;
 
 use Scalar::Util qw(refaddr);
@@ -350,8 +351,8 @@ use Time::HiRes qw(usleep);
 
 =item session($node, $dbname, $options)
 
-A psql that stays.  Its results include error output with SQLSTATEs.  $options
-is added to the connection string.
+Returns a psql that keeps running.  Its results include error output with
+SQLSTATEs.  $options is added to the connection string.
 
 =item $session->may_end
 
@@ -360,12 +361,12 @@ From now on, using the session after its end is no error: the answer is empty.
 =item $session->start($sql)
 
 Starts a statement.  Waits only for results of earlier statements.  While the
-statement waits, only the awaited event wakes it, see quiet().
+statement waits, only the awaited event wakes its backend, see quiet().
 
 =item $session->is_next
 
-The backend executes nothing else before the next statement, not even
-quiet()'s.
+The backend executes nothing else before the next statement, not even the
+statements of quiet().
 
 =item $session->answer
 
@@ -383,8 +384,9 @@ Starts a statement, and waits for its answer.
 
 =item $session->announcements($count)
 
-Waits until $count notifications have arrived since the last call, and returns
-the payloads of all that have arrived, in order.  Answers do not contain them.
+Waits until $count notifications have arrived since the last call.  Returns the
+payloads of all notifications that have arrived, in order.  Answers do not
+contain notifications.
 
 =item $session->{pid}
 
@@ -449,18 +451,19 @@ sub start
 	return;
 }
 
-# An idle backend sets a timer of 10 seconds for unreported statistics.  The
-# timer sets the latch of a backend that waits by then, even if it was disabled
-# meanwhile.  That would hide a lost wakeup.  So let the backend report, which
-# disables the timer, and set another timer, which expires before the wait
-# begins.  Wait for that only a short time, because the process may be stopped.
+# An idle backend sets a timer of 10 seconds for unreported statistics.  When
+# its signal comes, it sets the backend's latch, even if the timeout was
+# disabled meanwhile.  That would hide a lost wakeup.  So let the backend
+# report its statistics, which disables the timeout, and set another timer,
+# which expires before the wait begins.  Wait for that only a short time,
+# because the process may be stopped.
 sub quiet
 {
 	my ($self) = @_;
 	my $end = time + 2;
 
 	$self->{timeout}->start;
-	# one message is one transaction, even if it fails
+	# One message is one transaction, even if the message fails.
 	$self->{in} .= "SET LOCAL statement_timeout = '10ms'\\; "
 	  . 'SELECT FROM pg_catalog.pg_stat_force_next_flush() \g /dev/null'
 	  . "\n\\! sleep 0.02\n\\echo quiet\n";
@@ -476,7 +479,7 @@ sub _send
 {
 	my ($self, $sql) = @_;
 
-	# answers after the session's end are empty
+	# Answers after the session's end are empty.
 	die "the session is over: $sql\n"
 	  unless $self->{psql}->pumpable || $self->{may_end};
 	delete $self->{is_next};
@@ -513,7 +516,7 @@ sub _note_blocks
 	return;
 }
 
-# psql's output up to the end of the answer
+# Returns psql's output up to the end of the answer.
 sub read_answer
 {
 	my ($self) = @_;
@@ -525,7 +528,7 @@ sub read_answer
 	$self->{out} = $rest // '';
 	$self->{unanswered}-- if $self->{unanswered};
 	$answer //= '';
-	# notifications can precede it
+	# Notifications can precede the answer.
 	if ($answer =~ s/\A(.*?)^quiet\n//ms)
 	{
 		$answer = join('', $1 =~ /^Asynchronous notification .*\n/mg) . $answer;

@@ -7,25 +7,25 @@ Dlock::Torture - Dlock::Checker's rules, for clients that are hurt
 
 =head1 DESCRIPTION
 
-The clients are those of Dlock::TortureClient.  Their sessions also end before
-the server does, and their calls are canceled.  Additional rules:
+The clients are of the class Dlock::TortureClient.  Their sessions can end
+before the server does, and their calls can be canceled.  Additional rules:
 
 =over
 
 =item *
 
-A client that is told that it waits, or holds an exclusive lock, is not behind
-one that was told before that it holds with a greater ticket.
+If a client was told that it holds a lock, no other client is told later that
+it waits for the lock, or holds it exclusively, with a smaller ticket.
 
 =item *
 
-A guarded write is never visible after one with a greater fence, and durably
-committed ones are there.
+No guarded write becomes visible after a write with a greater fence.  Durably
+committed writes are not lost.
 
 =item *
 
-Each grant to a session that listens is announced to it, once it is known to
-hold, unless it is released or the session ends before.
+Each grant to a listening session is announced to it, unless the ticket is
+released or the session ends before.
 
 =item *
 
@@ -39,7 +39,7 @@ waiters in the order of their tickets behind them.
 
 =item *
 
-Each client gets an answer again, once all stopped processes continue.
+Each client gets an answer again, when all stopped processes continue.
 
 =back
 
@@ -62,16 +62,16 @@ use PostgreSQL::Test::Utils;
 
 =head1 METHODS
 
-Beside those of a Dlock::Checker, which this is:
+This is a Dlock::Checker, and has these additional methods:
 
 =over
 
 =item Dlock::Torture->new($seed, $clients)
 
 Fields that can be changed: {levels}, from which clients choose their
-synchronous_commit; {shorts}, the seconds after which leases run out; {apart},
-whether these have locks of their own; and {quorum}, whether standbys count for
-leases.
+synchronous_commit; {shorts}, the seconds after which short leases expire;
+{apart}, true if short leases have locks of their own; and {quorum}, true if
+standbys count for leases.
 
 =cut
 
@@ -82,14 +82,14 @@ sub new
 
 	$self->{clients} = $clients;
 	$self->{seen} = [];       # tickets that were in a queue, or held
-	$self->{forced} = {};     # number => call that was to end it by force
+	$self->{forced} = {};     # number => call that may have ended it by force
 	$self->{forces} = [];     # these calls
 	$self->{writes} = [];     # tickets with guarded writes that were answered
 	$self->{shorts} = [0.2];
 	$self->{apart} = 0;
 	$self->{quorum} = 0;
 	$self->{results} = {};
-	$self->{heads} = {};      # "lock ticket" that could hold => seen since when
+	$self->{heads} = {};      # "lock ticket" that could hold => time since which it is seen
 	return $self;
 }
 
@@ -124,9 +124,9 @@ sub prepare
 =item $history->torture($node, $hurt, $end, %options)
 
 Runs the clients.  Calls the sub $hurt repeatedly, with the number of answered
-calls so far, until it returns false.  Then, once each client has another
+calls so far, until $hurt returns false.  When each client has got another
 answer, calls the sub $end, which must end their sessions.  The option "off" is
-that of load().  Returns the number of answers.
+the same as of load().  Returns the number of answers.
 
 =cut
 
@@ -145,7 +145,7 @@ sub torture
 
 =item $history->look($session)
 
-Are holders and queues right now as they must be?
+Checks the current holders and queues of all locks.
 
 =cut
 
@@ -175,10 +175,10 @@ sub look
 	return;
 }
 
-# The head of a queue does not fit beside the holders.  A lease's former ticket
-# may be in the way until the worker has written its end, and is not shown.  So
-# with leases this counts only if nothing is left to be written, and for longer
-# than any process is stopped.
+# Checks that the head of a queue does not fit beside the holders.  A lease's
+# ended ticket may block the head until the worker has written the end, and is
+# not shown.  So with leases, a fitting head is an error only if nothing is
+# left to be written, for longer than any process is stopped.
 sub _look_at_heads
 {
 	my ($self, $session) = @_;
@@ -196,7 +196,7 @@ sub _look_at_heads
 				 coalesce(max(slots), 2147483647)});
 	my %heads = map { $_ => 1 } @heads;
 
-	# an error of the query itself would stay
+	# an error in the query itself would repeat for ever
 	$self->problem($lag) if ($lag // '') =~ /^ERROR:  42/;
 	$self->problem("$_ waits, and would fit beside the holders")
 	  foreach grep { /^d/ } @heads;
@@ -217,19 +217,19 @@ sub _look_at_heads
 
 =item $history->cut_off($load)
 
-The primary of this load is about to be cut off from its standbys, for good.
-Returns once each client has a lease or ticket for which standbys count.
+Call this before the primary of this load is cut off from its standbys for
+good.  Returns when each client has a lease or ticket for which standbys count.
 
 =item $history->fail_over($load)
 
-Now no standby receives from it, and one is about to be promoted.  Later
-answers of the old primary do not count in the history, but check_old() checks
-them.
+Call this when no standby receives from the primary any more, before a standby
+is promoted.  Later answers of the old primary do not count in the history, but
+check_old() checks them.
 
 =item $history->check_old
 
-After the end of both loads: were the old primary's answers beside the new one
-right?
+Checks the answers that the old primary gave beside the new primary, after the
+end of both loads.
 
 =cut
 
@@ -258,7 +258,7 @@ sub check_old
 	return (delete $self->{split})->check;
 }
 
-# Is this the load of the old primary?
+# Is this the old primary's load?
 sub _is_old
 {
 	my ($self, $load) = @_;
@@ -266,7 +266,7 @@ sub _is_old
 	return $self->{split} && $self->{split}{load} == $load;
 }
 
-# Answers of an old primary do not count since it was cut off.
+# Answers of an old primary do not count after it was cut off.
 sub note_end
 {
 	my ($self, $load) = @_;
@@ -289,7 +289,7 @@ sub _learn
 	{
 		my $call = $self->{calls}{$id};
 
-		# found, but no client was told
+		# the ticket is found, but no client was told
 		$call->{level} = $call->{sync};
 		$call->{sync} = 'off' if $call{found};
 		$self->{results}{found}++ if $call{found};
@@ -301,7 +301,7 @@ sub _learn
 	return $self->SUPER::_learn($load, @line);
 }
 
-# The answered guarded writes are there, too.
+# Checks that the answered guarded writes are there, too.
 sub _check_tables
 {
 	my ($self, $session) = @_;
@@ -339,7 +339,7 @@ sub standbys_count
 	  is_durable($told->{level} // $told->{sync}, 'there');
 }
 
-# It may run out at any moment if standbys count for it.
+# If standbys count for a lease, it may expire at any moment.
 sub _alive_from
 {
 	my ($self, $lease, $call) = @_;
@@ -351,8 +351,8 @@ sub _alive_from
 	return;
 }
 
-# The client surely holds nothing of these scopes after that time, even if it
-# believed to, and then requested their end.
+# After that time, the client surely holds nothing of these scopes, even if the
+# client did not know that, and requested an end later.
 sub _end_holds
 {
 	my ($self, $client, $time, @scopes) = @_;
@@ -400,7 +400,7 @@ sub _learn_begin
 	return;
 }
 
-# May a ticket of that lock have been ended by force during this call?
+# Can a forced release have ended a ticket of that lock during this call?
 sub _is_forced
 {
 	my ($self, $call) = @_;
@@ -423,7 +423,7 @@ sub _learn_ticket
 	return $ticket;
 }
 
-# A ticket that is there all the same was not ended.
+# A ticket that is still there was not ended.
 sub _go_on
 {
 	my ($self, $there, $leases, $durable) = @_;
@@ -440,7 +440,7 @@ sub _learn_answer
 	my $ticket = $self->{tickets}{ $call->{ticket} // 0 };
 	my $lease = $self->{leases}{ $call->{lease} || 0 };
 
-	# an empty answer is no success
+	# an empty answer is not a success
 	$self->{results}{
 		$result =~ /^error/ ? $result :
 		  $result =~ /^(?:null|f)$/ ? "$op in vain" : $op
@@ -500,7 +500,7 @@ sub _learn_answer
 		$self->_gone($call, "lease $call->{lease}", $lease)
 		  unless $self->_is_forced($call);
 	}
-	# by another client, after this call had begun
+	# a forced release by another client, after this call had begun
 	return
 	  if $op eq 'release_ticket' && $result eq 'f' &&
 	  $self->{forced}{ $ticket->{number} };
@@ -509,7 +509,7 @@ sub _learn_answer
 	return;
 }
 
-# The fence of a lease's ticket that the client has is current or not.
+# Notes if the fence of a lease's ticket was current.
 sub _learn_confirmation
 {
 	my ($self, $call, $ticket) = @_;
@@ -530,7 +530,7 @@ sub _learn_confirmation
 	return;
 }
 
-# Its lease was open, but this does not renew it.
+# Notes that the ticket's lease was open.  The call does not renew it.
 sub _alive_from_ticket
 {
 	my ($self, $ticket, $call) = @_;
@@ -541,7 +541,7 @@ sub _alive_from_ticket
 	return;
 }
 
-# In a transaction block the lock is held until it ends.
+# In a transaction block, the lock is held until the block ends.
 sub _hold
 {
 	my ($self, $ticket, $call) = @_;
@@ -625,7 +625,7 @@ sub check_round
 
 =item $history->check_guarded($node)
 
-No stale write was ever visible.
+Checks that no stale write was ever visible.
 
 =back
 

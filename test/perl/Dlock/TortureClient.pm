@@ -7,25 +7,26 @@ Dlock::TortureClient - a client of dlock that is hurt, and goes on
 
 =head1 DESCRIPTION
 
-A Dlock::Client's session lives until the server dies.  Here sessions also end
-before, and calls are canceled.  A client that has lost its session waits until
-its backend is gone, connects again, and finds out the result of its unanswered
-call.  It writes down until when the session was there for sure: when its last
-answered call began.
+A Dlock::Client's session lives until the server dies.  The sessions of this
+class also end before, and their calls are canceled.  A client that has lost
+its session waits until the backend is gone, connects again, and finds out the
+result of its unanswered call.  It records the time when the session surely
+existed last: when its last answered call began.
 
 	lost  time  client  that time
 
-Beyond the calls there, clients hold locks for whole transactions, wait without
-a timeout, and so in deadlocks at times, enqueue in session scope, make guarded
-writes, release tickets of others by force, and listen for their grants, for
-waiters for their locks, and for changes of locks that they watch.  They
-downgrade exclusive holds, and repeat requests for held locks.  One of them
-sets how many permits semaphores have, except if servers are cut off from each
-other.  Leases that may run out have a delay at times.
+In addition to a Dlock::Client's calls, clients hold locks for whole
+transactions, wait without a timeout, and therefore sometimes in deadlocks,
+enqueue in session scope, make guarded writes, and release tickets of others by
+force.  They listen for their grants, for waiters for their locks, and for
+changes of locks that they watch.  They downgrade exclusive holds, and repeat
+requests for held locks.  One client sets the number of permits of semaphores,
+except if servers are cut off from each other.  Leases that may expire
+sometimes have a delay.
 
-The test directs clients by files: "stop.ROUND", or "stop.ROUND.CLIENT", to
-end; and "stop.ROUND.alone", when their server is cut off from its standbys, to
-find out what it still grants.
+The test directs clients by files.  "stop.ROUND", or "stop.ROUND.CLIENT", ends
+them. "stop.ROUND.alone" tells them that their server is cut off from its
+standbys, so that they find out what it still grants.
 
 =cut
 
@@ -43,13 +44,13 @@ use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 
 our @EXPORT_OK = qw(@blocking $ends $most_slots);
 
-# The most permits that semaphores are set to
+# The greatest number of permits that semaphores are set to
 our $most_slots = 5;
 
-# Locks of sessions and transactions alone, which may wait for them for ever
+# Locks of sessions and transactions only, which may wait without limit
 our @blocking = ('b1', 'b2', 'b3');
 
-# Locks of sessions and transactions alone, which become shared after a while
+# Locks of sessions and transactions only, which are downgraded after a while
 my @lowered = ('d1', 'd1', 'd2', 's1');
 
 # Calls that end something
@@ -68,7 +69,7 @@ sub new
 	return $self;
 }
 
-# The server is killed once this file exists, or the test has died.
+# Is the server about to be killed?  Then this file exists, or the test died.
 sub is_over
 {
 	my ($self) = @_;
@@ -77,7 +78,7 @@ sub is_over
 	  -e $self->{stop} || -e "$self->{stop}.$self->{client}";
 }
 
-# Its server is cut off from its standbys once this file exists.
+# Is the server cut off from its standbys?  Then this file exists.
 sub is_alone
 {
 	my ($self) = @_;
@@ -121,8 +122,9 @@ sub connect
 	return 0;
 }
 
-# The result of the unanswered call.  If it has what it requested, records
-# that, and returns true; undefined if the session has ended.
+# Finds out the result of the unanswered call.  If the call got what it
+# requested, records that, and returns true.  Returns undef if the session has
+# ended.
 sub find_out
 {
 	my ($self) = @_;
@@ -136,7 +138,7 @@ sub find_out
 		$found = $self->{session}->query(
 			$call->{op} eq 'open' ?
 			  "SELECT lease FROM dlock_leases WHERE info = '$id'" :
-			  # neither is true of a ticket that keeps a lock closed
+			  # a ticket that keeps a lock closed neither holds nor waits
 			  q{SELECT ticket FROM dlock_locks WHERE scope = 'lease' }
 			  . "AND (granted OR position > 0) AND info = '$id'");
 		last if $found !~ /ERROR:  57014/;
@@ -162,7 +164,7 @@ sub find_out
 	return 1;
 }
 
-# A cancel may have come after the end.
+# A cancel may have come after the call had ended a ticket.
 sub told
 {
 	my ($self, $id, $answer, @begin) = @_;
@@ -172,8 +174,7 @@ sub told
 	return $done ? $answer : $self->SUPER::told($id, $answer, @begin);
 }
 
-# As the method that it replaces, but a canceled call that ends something is
-# repeated.
+# Overrides the method: repeats a canceled call that ends a ticket or lease.
 sub call
 {
 	my ($self, $op, $expression, %call) = @_;
@@ -216,14 +217,14 @@ sub step
 	  $self->SUPER::step;
 }
 
-# A client of a server that is cut off tries to keep its locks, and must not be
-# told that it can.
+# A client of a server that is cut off tries to keep its locks.  The server
+# must not say that the client can.
 sub step_alone
 {
 	my ($self) = @_;
 	my $what = rand(100);
 
-	# first, no session waits for this session's locks
+	# First release all locks, so that no session waits for this session.
 	return defined $self->release_all && $self->lapse(2, 0, ['on'])
 	  unless $self->{prepared}++;
 	# most waits for standbys would not end
@@ -238,7 +239,7 @@ sub step_alone
 		choose(sort keys %{ $self->{leases} }));
 }
 
-# A lease that standbys count for
+# Opens a lease for which standbys count.
 sub change_somebodys_ttl
 {
 	my ($self) = @_;
@@ -256,7 +257,7 @@ sub short
 	  choose(@{ $self->{shorts} }) : 0;
 }
 
-# A lease that has a lock of its own keeps it.
+# A lease with a lock of its own keeps it.
 sub another_short
 {
 	my ($self, $before) = @_;
@@ -265,13 +266,13 @@ sub another_short
 	return $before ? choose(@{ $self->{shorts} }) : 0;
 }
 
-# Longer than most leases, so that a grant during that time shows
+# Longer than most leases, so that a grant during the delay is noticed.
 sub delay
 {
 	return choose(0, 0.7);
 }
 
-# x1 for leases that may run out, and x7 for others
+# x1 for leases that may expire, and x7 for other leases
 sub lock_for
 {
 	my ($self, $name, $short) = @_;
@@ -280,7 +281,7 @@ sub lock_for
 	return $name;
 }
 
-# Sometimes the session's own channel
+# Sometimes use the session's own channel.
 sub channel
 {
 	my ($self, $call) = @_;
@@ -290,7 +291,7 @@ sub channel
 	return '';
 }
 
-# Acquire a lock with a lease that runs out soon, and whose delay begins then.
+# Acquire a lock with a lease that expires soon, and whose delay begins then.
 sub lapse
 {
 	my ($self, $short, $delay, $levels) = @_;
@@ -309,7 +310,7 @@ sub lapse
 	return defined $result;
 }
 
-# As clients do, for leases that live long enough
+# Does the same as a Dlock::Client, for leases that live long enough.
 sub renew_in_time
 {
 	my ($self) = @_;
@@ -329,8 +330,8 @@ sub renew_in_time
 	return 1;
 }
 
-# Ask about the client's tickets, or renew them; once the server is cut off,
-# mostly those that must not last there.
+# Ask about the client's tickets, or renew them.  When the server is cut off,
+# mostly choose tickets that must not last on it.
 sub confirm
 {
 	my ($self) = @_;
@@ -361,7 +362,7 @@ sub confirm
 	return defined $result;
 }
 
-# Set how many permits a semaphore has, for all requests; 0: as they say.
+# Set a semaphore's number of permits.  With 0, the requests' number counts.
 sub set_slots
 {
 	my ($self) = @_;
@@ -387,8 +388,8 @@ sub force
 		ticket => $ticket, name => $name, scope => 'none');
 }
 
-# Is the grant of this session's enqueued ticket announced?  It may take some
-# time, but not for ever.
+# Is the grant of this session's enqueued ticket announced?  The announcement
+# may take some time, but must come.
 sub listen
 {
 	my ($self) = @_;
@@ -397,7 +398,7 @@ sub listen
 	my $ticket = choose(sort keys %{ $self->{listens} }) or return 1;
 	my $scope = $self->{listens}{$ticket};
 
-	# until then the client does not have its answer
+	# until the announcement, the client does not have its answer
 	local $self->{quiet} = 0;
 	for (;;)
 	{
@@ -438,7 +439,7 @@ sub note_listening
 	return;
 }
 
-# Notifications before the latest answer
+# Returns the notifications before the latest answer.
 sub has_heard
 {
 	my ($self, $ticket) = @_;
@@ -456,8 +457,8 @@ sub has_heard
 	return $self->{heard}{$ticket};
 }
 
-# The holder of a watched lock, or that there is none: the latest message for
-# an exclusive hold is about the latest holder.
+# Processes a message about the holder of a watched lock.  For an exclusive
+# hold, the latest message must be about the latest holder.
 sub hear_of
 {
 	my ($self, $name, $event, $ticket) = @_;
@@ -472,8 +473,8 @@ sub hear_of
 	return;
 }
 
-# Is a holder whose grants are announced told that its lock is wanted, while
-# another client waits?  That may take some time, too.
+# While another client waits, is a holder whose grants are announced told that
+# its lock is wanted?  That may take some time, too.
 sub be_wanted
 {
 	my ($self) = @_;
@@ -508,7 +509,7 @@ sub be_wanted
 	}
 }
 
-# With the next durable call, so that such calls cannot rely on it
+# Made durable by the next durable call, so that such calls cannot rely on it.
 my $flushed_later = 'SET LOCAL synchronous_commit = off; ';
 
 # A lock for a transaction, and perhaps a write.  Waits without a timeout, so
@@ -559,7 +560,7 @@ sub write_sql
 	  . "fence = greatest(fence, $fence) WHERE name = '$name'";
 }
 
-# With a lease's ticket, or one that may be gone
+# With a lease's ticket, or a ticket that may be gone
 sub guarded_write
 {
 	my ($self) = @_;
@@ -569,7 +570,7 @@ sub guarded_write
 
 	my $later = choose(0, 1);
 
-	# a skipped wait for standbys causes a warning
+	# A skipped wait for standbys causes a warning.
 	return defined $self->call('guard', '', scope => 'lease',
 		ticket => $ticket, $later ? (sync => 'off') : (),
 		sql => 'BEGIN; SET LOCAL client_min_messages = warning; '
@@ -593,13 +594,13 @@ sub wait_for_ever
 		%exclusive, name => $name, scope => 'session');
 	$self->{session_holds}{$name} = $result if is_number($result);
 
-	# as it must, after a deadlock
+	# after a deadlock, the transaction must have failed
 	return defined $self->release_all
 	  if ($result // '') eq 'error 40P01';
 	return defined $result;
 }
 
-# A queued ticket would be in the way of a request of the same session.
+# A queued ticket would block a request of the same session.
 sub use_session
 {
 	my ($self, $name) = @_;
@@ -654,7 +655,7 @@ sub queue_up
 	return defined $result;
 }
 
-# Watch a lock, or end that, which no other client must notice.  A client that
+# Watch a lock, or end the watch.  No other client must notice.  A client that
 # begins a watch on the session's own channel is told the holder.
 sub watch
 {
@@ -674,7 +675,7 @@ sub watch
 
 	until ($watched->{heard} || $self->is_alone || $self->is_over)
 	{
-		# notifications come with answers
+		# Notifications come with answers.
 		$self->surely('SELECT 1 WHERE false') or return 0;
 		$self->has_heard(0);
 		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
@@ -688,7 +689,7 @@ sub watch
 	return 1;
 }
 
-# A lock for a session or a transaction, which admits others beside it later.
+# Hold a lock for a session or a transaction, and later admit shared holders.
 sub go_down
 {
 	my ($self) = @_;
@@ -722,7 +723,7 @@ sub go_down
 	return $again ? defined $self->release_all : 1;
 }
 
-# So that another client is admitted, if one queues soon
+# Wait a little, so that another client may queue and be admitted.
 sub await_waiter
 {
 	my ($self, $name) = @_;
@@ -737,7 +738,7 @@ sub await_waiter
 	return;
 }
 
-# Beside a shared hold, no shared request is at the head of the queue.
+# Check that a shared request is not at the queue's head beside a shared hold.
 sub look_at_head
 {
 	my ($self, $name) = @_;
@@ -751,14 +752,14 @@ sub look_at_head
 	return;
 }
 
-# Both scopes use the session's one ticket, as long as it exists.
+# Both scopes use the session's only ticket, as long as it exists.
 sub ask_again
 {
 	my ($self, $name, $fence, $expected, $arguments, %block) = @_;
 	my $function = %block ? 'dlock_xact_acquire' :
 	  choose('dlock_acquire', 'dlock_xact_acquire');
 
-	# the timeout is for a ticket that was ended by force
+	# The timeout is for the case that the ticket was ended by force.
 	return $self->call('reenter',
 		"$function('$name', '20 ms'" . ($arguments // '') . ')',
 		ticket => $fence, name => $name, scope => 'none',

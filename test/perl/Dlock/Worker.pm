@@ -7,64 +7,66 @@ Dlock::Worker - the worker of dlock, found and stopped by TAP tests
 
 =head1 DESCRIPTION
 
-Tests stop the worker: SIGSTOP extends a point in its work for as long as the
-test needs.
+Tests stop the worker at a point of its work for as long as they need.
 
 =over
 
 =item worker($session)
 
-The process id of the worker of the session's database, once there is one.
+Waits for the worker of the session's database, and returns its process id.
 
 =item no_worker($session)
 
-Waits until there is none.
+Waits until that database has no worker.
 
 =item freeze($session)
 
-Stops the worker while it sleeps, and returns its process id.  It then holds
-nothing that others need.
+Stops the worker while it sleeps, and returns its process id.  The stopped
+worker holds no lock that others need.
 
 =item thaw($pid)
 
-Lets it continue.  All that is still stopped at the end of the test continues
-then.
+Lets the worker continue.  A worker that is still stopped at the end of the
+test continues then.
 
 =item stop_at_rows($session, $events, $committed)
 
 From now on, stop_worker($session, $sub) stops the worker at the next row that
-it writes or removes, which the sub causes.  Returns the worker's process id,
-which the sub gets, when it has stopped; worker_goes_on($session) lets it
-continue.  The events are those of a trigger: "INSERT OR DELETE".  With the
-last argument, there is a single one, and the worker stops after it has
-committed that row, before it has told any process.  This needs a debugger, see
-debugger_works(), which halts the process: it handles signals when it
-continues.
+the worker writes or removes, which the sub must cause.  stop_worker() passes
+the worker's process id to the sub, and returns it when the worker has stopped.
+worker_goes_on($session) lets the worker continue.  The events are those of a
+trigger: "INSERT OR DELETE".  With $committed, there must be a single event,
+and the worker stops after it has committed the row, before it has told any
+process.  This needs a debugger, see debugger_works(), which halts the process:
+the process handles signals when it continues.
 
 =item worker_dies($session)
 
-The stopped worker dies at that row, of an error that cannot be caught.  The
-next one, which starts by itself, is stopped before it has begun, until
+Lets the stopped worker die at that row, of an error that cannot be caught.
+The next worker starts by itself, and is stopped before it has begun, until
 worker_goes_on($session).  The server must have no autovacuum.
 
 =item next_worker_stops($session)
 
-After that: the next worker begins, and stops at a row, too.  Returns for how
-many seconds it has worked until then.  No other session may have asked for a
-worker meanwhile, by waiting for one or calling dlock.
+Call this after worker_dies().  The next worker begins, and stops at a row,
+too.  Returns for how many seconds the worker has worked until then.  No other
+session may have requested a worker meanwhile, by a wait for a lease or a call
+of dlock.
 
 =item worker_is_lost($session)
 
-The stopped worker dies as above, and the next one is not stopped.
+Lets the stopped worker die as worker_dies() does, but does not stop the next
+worker.
 
 =item come_and_go($session)
 
-Acquires and releases so many tickets that the worker vacuums their table; they
-are gone when this returns.
+Acquires and releases so many tickets that the worker vacuums their table.
+Returns when the tickets are gone.
 
 =item others_go_on($session, $what)
 
-Tests session and transaction scope, on a name of their own.
+Tests that locks in session and transaction scope still work, on a separate
+name.
 
 =item is_free($session, $name)
 
@@ -128,8 +130,8 @@ sub thaw
 	return continue_process($pid);
 }
 
-# By session: how to stop a worker, the debugger of the stopped one, and
-# whether the session stops the next one from beginning
+# By session: how to stop a worker, the debugger of the stopped worker, and
+# whether the session keeps the next worker from beginning
 my (%stop, %stopped, %holds_up);
 
 sub stop_at_rows
@@ -137,7 +139,7 @@ sub stop_at_rows
 	my ($session, $events, $committed) = @_;
 	my @functions = map { 'simple_heap_' . lc } split / OR /, $events;
 
-	# the first function that it calls after the commit
+	# the first function that the worker calls after the commit
 	push @functions, 'dlock_rows_commit', 'dlock_monotonic_now' if $committed;
 	$stop{$session} = sub {
 		my ($pid) = @_;
