@@ -1,18 +1,17 @@
 # shellcheck shell=bash
 #
-# What test/matrix and test/fresh have in common: chroots of Debian, made by
-# debootstrap.  Sourced by both, after lib.sh.
+# Chroots of Debian, made by debootstrap.  test/matrix and test/fresh source
+# this file after lib.sh.
 #
-# Root runs all that concerns a chroot in namespaces of its own, for mounts,
-# processes and shared memory.  However this ends, by SIGKILL even, the first
-# process in there dies with it, and with that one every server and every mount
-# of a chroot.  So none is ever left, nor in the way of an rm -r.
-#
+# Root runs each chroot's commands in separate namespaces for mounts, processes
+# and shared memory.  If the script ends, even by SIGKILL, the first process in
+# the namespaces dies.  With it end all servers and mounts of the chroot.  So
+# no mount is left that an rm -r could follow.
 # shellcheck disable=SC2154 # what lib.sh and those scripts set
 #
-# The script that sources this sets dir, where its chroots are, and self, the
-# command that it is, without the arguments; and isolated, in there.  Its
-# function clean_up removes from dir what is not to stay.
+# The script that sources this file sets dir, the directory of its chroots;
+# self, its own command without arguments; and, in the namespaces, isolated.
+# Its function clean_up removes temporary files from dir.
 
 # Commands of root are not in everyone's PATH, and a chroot does not have every
 # TMPDIR.

@@ -28,7 +28,7 @@ build_java()
 		bench/peers/Driver.java bench/peers/ZooKeeperPeer.java
 }
 
-# build_c PEER...: with Redis, if it is one of them
+# build_c PEER...: build driver.c, with Redis if that is one of the peers.
 build_c()
 {
 	local redis=()
@@ -41,7 +41,7 @@ build_c()
 		-L"$("$pg_config" --libdir)" -lpq -lm
 }
 
-# start_driver NAME PEER CLIENTS: returns while it still connects
+# start_driver NAME PEER CLIENTS: returns while the driver still connects.
 start_driver()
 {
 	local command fd
@@ -65,7 +65,7 @@ start_driver()
 	rm "$scratch/$1.in" "$scratch/$1.out"
 }
 
-# tell NAME LINE
+# tell NAME LINE: send a command to a driver.
 tell()
 {
 	printf '%s\n' "$2" >&"${to_driver[$1]}"

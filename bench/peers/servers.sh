@@ -4,10 +4,10 @@
 # The private servers of bench/peers/run: in its scratch directory, on Unix
 # sockets and loopback ports, as an unprivileged user.
 #
-# Each is configured as its manual advises for important data, and all are on
-# one disk.  Redis makes no snapshots, which would disturb the measurement; its
-# durable server writes its log before each answer, as ZooKeeper and etcd
-# always do.
+# Each server is configured as its manual advises for important data, and all
+# are on one disk.  Redis makes no snapshots, which would disturb the
+# measurement.  Its durable server writes its log before each answer, as
+# ZooKeeper and etcd always do.
 
 servers=()
 
@@ -18,7 +18,7 @@ for jar in curator-client curator-framework curator-recipes zookeeper \
 	java_path+=("/usr/share/java/$jar.jar")
 done
 
-# Set port to a free one.
+# Set port to a free port.
 find_port()
 {
 	while port=$((20000 + RANDOM % 12000)); do
@@ -26,7 +26,7 @@ find_port()
 	done
 }
 
-# serve NAME COMMAND...: in the background, in its own directory
+# serve NAME COMMAND...: run a server in the background, in its own directory.
 serve()
 {
 	as_user mkdir "$scratch/$1"
@@ -34,9 +34,9 @@ serve()
 	servers+=($!)
 }
 
-# As as_user, but in this process, so that its id is the server's.  In its own
-# session, like PostgreSQL, because the kernel may divide the processors
-# between sessions
+# As as_user, but in this process, so that its id is the server's.  The server
+# is in its own session, like PostgreSQL, because the kernel may divide the
+# processors between sessions.
 exec_as_user()
 {
 	if [ "$(id -u)" -eq 0 ]; then
@@ -46,7 +46,7 @@ exec_as_user()
 	exec setsid "$@"
 }
 
-# until_up NAME COMMAND...: wait until it succeeds
+# until_up NAME COMMAND...: wait until the command succeeds.
 until_up()
 {
 	local tries=0
@@ -59,7 +59,7 @@ until_up()
 	done
 }
 
-# End all except PostgreSQL, which remove_scratch ends.
+# End all servers except PostgreSQL, which remove_scratch ends.
 end_servers()
 {
 	if [ ${#servers[@]} -gt 0 ]; then

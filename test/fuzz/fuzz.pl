@@ -2,19 +2,19 @@
 # Send random calls of dlock's functions. test/fuzz/run starts the server and
 # calls this.
 #
-# There is a database for each kind of encoding, with some sessions each.
+# There is a database for each kind of encoding.  Each has some sessions.
 # Sessions take random roles, begin, nest and abort transactions of all kinds,
 # and cancel and terminate each other.  The functions are read from the
 # catalog, so new functions are called, too.  Arguments include the extreme
 # values of their types.
 #
 # What must not happen:
-#	a crash, or a session that is closed unasked
-#	an internal error (XX000), or one that does not belong here; each allowed
-#	SQLSTATE stands in %allowed
-#	an answer that does not come, as each statement has a timeout
-#	locks, leases or rows that stay when all is released
-#	memory that stays: as many locks as before must fit into it
+#	a crash, or a session that the server closes without a request
+#	an internal error (XX000), or an SQLSTATE that is not in %allowed
+#	a missing answer, because each statement has a timeout
+#	locks, leases or rows that are left when all is released
+#	memory that is left: afterwards as many locks as before must fit
+#	into the memory
 
 use strict;
 use warnings FATAL => 'all';

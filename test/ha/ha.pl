@@ -5,12 +5,12 @@
 # this.
 #
 # A round has a load on the primary, a fault, and a comparison of the server's
-# state with the history.  If the old primary runs on beside the new one, half
-# of its clients move over.  The others stay as long as it serves them.  All
-# the time, clients.py runs in a database of its own.  It connects by a
-# connection string with all members, and by HAProxy if that is installed.  A
-# third database begins with the SQL objects of version 1.0.  Its leases are
-# never renewed, and are counted.
+# state with the history.  If the old primary runs on beside the new primary,
+# half of its clients move to the new primary.  The other clients stay while
+# the old primary serves them.  During the whole run, clients.py uses a second
+# database.  It connects by a connection string with all members, and by
+# HAProxy if that is installed.  A third database begins with the SQL objects
+# of version 1.0.  Its leases are never renewed, and are counted.
 #
 # The seed determines the random choices, but not their times.
 

@@ -1,4 +1,4 @@
-# The tables of mutants, read and applied; "run" calls this.
+# Read and apply the tables of mutants.  "run" calls this.
 #
 #   mutants.pl list               of each mutant: name, key, tests, the reason why
 #                                 it may survive, and what it breaks; divided by
@@ -17,13 +17,14 @@
 #	-a line that goes
 #	+a line that comes
 #
-# Lines that stay or go must be in one place only, one behind the other, whatever
-# white space and comments are between.  A line "..." divides a mutant of several
-# places.  No line has a number, so mutants outlive what is changed around them.
+# The lines that stay or go must be in one place only, one after another, with
+# any white space and comments between them.  A line "..." separates the places
+# of a mutant.  Mutants have no line numbers, so changes around them do not
+# matter.
 #
-# The key changes with the mutant; a result counts as long as the key is the same.
-# The exit status of apply is 3 where the mutant fits nothing, or more than one
-# place.
+# The key changes with the mutant.  A result counts as long as the key is the
+# same.  The exit status of apply is 3 if the mutant fits no place, or more
+# than one place.
 
 use strict;
 use warnings FATAL => 'all';

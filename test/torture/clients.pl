@@ -1,16 +1,16 @@
 # The clients of all languages use one lock at once, in session scope, with a
 # ttl, and of a lease, while clients and backends are killed, the server
-# restarts, and a proxy cuts connections, or holds up what they send.
+# restarts, and a proxy cuts connections or delays their data.
 #
-# A holder (holders/) tells when it acted while its client said that it holds
-# the lock, and writes its fence into a table, which takes only later fences.
-# What must be true:
+# A holder (holders/) reports each time when it acted while its client said
+# that it holds the lock.  It writes its fence into a table, which accepts only
+# greater fences.  What must be true:
 #
-# - A hold with a lease has no moment at or after the first one of a later hold.
-#   In session scope, the server may have ended a lock before its client can
-#   know it: then the table refuses a late write.
+# - All times of a hold with a lease are before the first time of a later hold.
+#   In session scope, the server may have ended a lock before the client can
+#   notice: then the table refuses a late write.
 # - No write with a guard is late.  Only a lease can guard a transaction of
-#   another session.  No two holds have one fence.
+#   another session.  No two holds have the same fence.
 # - Each client goes on after each fault, and ends by itself.  Then the queue is
 #   empty.
 #

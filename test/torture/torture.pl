@@ -3,11 +3,11 @@
 # Each answer to a client must stay true: see Dlock::Checker and Dlock::Torture
 # for the rules, and test/torture/run for how to run this.
 #
-# A run consists of series, and each has its own history.  A series consists of
-# rounds.  In a round clients are hurt for some seconds, then the server dies,
-# and its new state is compared with the history.  At the end of a series
-# everything is closed, and nothing may be left.  Some series have servers of
-# their own: on a small disk, on disks that lose unsynced data, or three
+# A run consists of series.  Each series has its own history, and consists of
+# rounds.  In a round, the test hurts clients for some seconds, kills the
+# server, and compares its new state with the history.  At the end of a series,
+# the test closes all leases, and no ticket may be left.  Some series have
+# separate servers: on a small disk, on disks that lose unsynced data, or three
 # servers with networks between them, which are cut.
 #
 # The seed determines the random choices, but not their times.  So the same
