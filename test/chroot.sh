@@ -7,6 +7,7 @@
 # and shared memory.  If the script ends, even by SIGKILL, the first process in
 # the namespaces dies.  With it end all servers and mounts of the chroot.  So
 # no mount is left that an rm -r could follow.
+#
 # shellcheck disable=SC2154 # what lib.sh and those scripts set
 #
 # The script that sources this file sets dir, the directory of its chroots;

@@ -62,8 +62,8 @@ as_user()
 	fi
 }
 
-# As as_user, but may enter and change networks, once there is a scratch
-# directory.  sudo keeps only the given part of the environment
+# As as_user, but with the right to enter and change networks.  Needs the
+# scratch directory.  sudo keeps only the given part of the environment.
 as_network_user()
 {
 	as_root setpriv --reuid "$(as_user id -u)" --regid "$(as_user id -g)" \
@@ -84,12 +84,13 @@ quiet()
 	return "$status"
 }
 
-# progress TITLE STATE COMMAND...: as quiet, and meanwhile shows the time taken,
-# and the output of STATE, a command that reads the output so far
+# progress TITLE STATE COMMAND...: as quiet, but meanwhile shows the time
+# taken, and the output of STATE, a command that reads the output so far.
 #
-# At a terminal it is one changing line, elsewhere a line every ten seconds.  The
-# command runs in the foreground, so that an interrupt reaches it.  Until apt has
-# printed something the line stays, because sudo may ask for a password there.
+# Shows one changing line at a terminal, or else a line every ten seconds.  The
+# command runs in the foreground, so that an interrupt reaches it.  Until apt
+# has printed something, the line stays, because sudo may ask for a password
+# there.
 progress()
 {
 	local title=$1 state=$2 log status=0 start=$SECONDS pid
@@ -114,7 +115,7 @@ progress()
 	return "$status"
 }
 
-# In the background, until it is killed, or its shell has exited
+# Runs in the background until it is killed, or its shell has exited.
 show_progress()
 {
 	local start=$SECONDS next=10 line
@@ -132,8 +133,7 @@ show_progress()
 	done
 }
 
-# States for progress: none; the progress of apt_install, by its last line of this
-# kind:
+# States for progress: none, and that of apt_install, from its last line like
 #	dlstatus:1:20.6:Retrieving file 7 of 34 (9s remaining)
 #	pmstatus:gcc-12:43.1:Unpacking gcc-12 (amd64)
 no_state() { :; }
@@ -144,8 +144,8 @@ apt_state()
 		s/^..status:[^:]*(:[^:0-9][^:]*)?:([0-9]+)[^:]*:(.*)/, \2%: \3/p; q }'
 }
 
-# lacking PG_CONFIG: the first missing file among those of a server, PGXS and the
-# tests; nothing if all exist
+# lacking PG_CONFIG: prints the first missing file of a server, PGXS and the
+# tests, or nothing if all exist.
 #
 # Debian's client package has PGXS and pg_regress; only the headers are in the
 # development package.
@@ -174,7 +174,7 @@ complete()
 	[ -z "$(lacking "$1")" ]
 }
 
-# Set pg_config: the caller's PG_CONFIG, or else the first that is complete.
+# Set pg_config to the caller's PG_CONFIG, or else to the first complete one.
 find_postgres()
 {
 	local candidates=(pg_config "$debian"/*/bin/pg_config)
@@ -185,8 +185,8 @@ find_postgres()
 	return 1
 }
 
-# Set pg_config: the caller's PG_CONFIG, or else the first of a server that has
-# dlock, even if files to build dlock are missing.
+# Set pg_config to the caller's PG_CONFIG, or else to that of the first server
+# that has dlock, even if files to build dlock are missing.
 find_installed()
 {
 	local candidates=(pg_config "$debian"/*/bin/pg_config)
@@ -203,7 +203,7 @@ find_installed()
 # The directory of Debian's servers, by major
 debian=/usr/lib/postgresql
 
-# Set compiler: the first that is installed.
+# Set compiler to the first compiler that is installed.
 find_compiler()
 {
 	for compiler in gcc clang cc; do
@@ -212,7 +212,7 @@ find_compiler()
 	return 1
 }
 
-# need COMMAND PACKAGE...: the packages must be installed if COMMAND fails
+# need COMMAND PACKAGE...: note the packages as missing if COMMAND fails.
 need()
 {
 	if ! eval "$1" >/dev/null 2>&1; then
@@ -226,8 +226,8 @@ need_compiler()
 	need 'test -e /usr/include/stdio.h' libc6-dev
 }
 
-# The packages of a server: PG_CONFIG's, or an incomplete one, or Debian's default.
-# Only the necessary ones: postgresql-server-dev-all may be for many majors.
+# Note the missing packages of a server: PG_CONFIG's, an incomplete server, or
+# Debian's default.  postgresql-server-dev-all may be for many majors.
 need_server()
 {
 	local path major=
@@ -236,7 +236,7 @@ need_server()
 	if [ -n "$path" ]; then
 		major=${path#"$debian"/}
 		major=${major%%/*}
-		# not from a package
+		# this server is not from a package
 		if [ "$path" = "${path#"$debian"/}" ]; then return; fi
 	fi
 	if may_be_root; then update_lists; fi
@@ -244,7 +244,7 @@ need_server()
 		for path in $(printf '%s\n' "$debian"/*/bin/postgres | sort -V); do
 			if [ -x "$path" ]; then major=$(basename "${path%/bin/*}"); fi
 		done
-		# from another source, and apt has nothing for it here?
+		# this server may be from a source that apt does not have
 		if ! apt-cache show "postgresql-server-dev-$major" >/dev/null 2>&1 &&
 			[ -n "$(debians_major)" ]; then
 			major=
@@ -253,7 +253,7 @@ need_server()
 
 	: "${major:=$(debians_major)}"
 	if [ -z "$major" ]; then
-		# as if there were no apt
+		# do as without apt
 		packages+=(postgresql postgresql-server-dev-all)
 		return
 	fi
@@ -262,14 +262,14 @@ need_server()
 		--includedir-server)/postgres.h\"" "postgresql-server-dev-$major"
 }
 
-# The major of the package postgresql; nothing if apt has no lists
+# Prints the major of the package postgresql, or nothing if apt has no lists.
 debians_major()
 {
 	apt-cache depends postgresql 2>/dev/null |
 		sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p'
 }
 
-# Once.  A source that fails here may not be needed.
+# Updates apt's lists once.  A source that fails may not be needed.
 updated=
 update_lists()
 {
@@ -281,11 +281,11 @@ update_lists()
 	updated=yes
 }
 
-# As root: do not change the machine's services.  Debian's packages would start
-# their services, and make and start a cluster.
+# Runs as root, and does not change the machine's services.  Debian's packages
+# would start their services, and create and start a cluster.
 #
-# Two files prevent that, and are removed at the end.  If the machine is already
-# configured to have a cluster or not, that stays.
+# Two files prevent that, and are removed at the end.  If the machine is
+# already configured to create a cluster or not, the configuration stays.
 apt_install()
 {
 	local apt conf=/etc/postgresql-common/createcluster.conf
@@ -294,7 +294,7 @@ apt_install()
 	apt=(apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0
 		-o APT::Status-Fd=3 install --no-install-recommends)
 	export DEBIAN_FRONTEND=noninteractive
-	# a descriptor of its own: dpkg closes it for the packages' own scripts
+	# use a separate descriptor: dpkg closes it for the packages' own scripts
 	exec 3>&1
 	undo=:
 	trap 'eval "$undo"' EXIT
@@ -317,7 +317,7 @@ apt_install()
 		fi
 	fi
 	"${apt[@]}" "$@" || return
-	# and not at the machine's next start
+	# do not start them at the machine's next start, either
 	if [[ " $* " == *' pgbouncer '* ]]; then
 		update-rc.d pgbouncer disable || return
 	fi
@@ -340,7 +340,7 @@ install_packages()
 		bash -c "$(declare -f apt_install); apt_install \"\$@\"" bash "$@"
 }
 
-# install_missing [TOOL...]: the packages to build with, and these tools
+# install_missing [TOOL...]: install missing build packages, and these tools.
 #
 # Some of these are optional for tests, because not every Debian has them.
 install_missing()
@@ -428,7 +428,7 @@ install_missing()
 	find_compiler
 }
 
-# tools_of regress|isolation|tap|docs [NAME...]: for all of these tests by default
+# tools_of regress|isolation|tap|docs [NAME...]: the tools that the tests need
 tools_of()
 {
 	local names=("${@:2}") files
@@ -456,10 +456,10 @@ tools_of()
 	if grep -qs DLOCK_DRIZZLE "${files[@]}"; then printf 'alembic\ndrizzle\n'; fi
 }
 
-# start_npm VARIABLE DIRECTORY: install the packages of the package.json there into
-# the scratch directory, in the background.  finish_npm waits, and sets the variable
-# to their directory.  Without npm, which is too large to install for this, the
-# variable stays unset, and the test says what is missing.
+# start_npm VARIABLE DIRECTORY: installs the packages of DIRECTORY's
+# package.json into the scratch directory, in the background.  finish_npm
+# waits, and sets the variable to the packages' directory.  Without npm, which
+# is too large to install here, the variable stays unset, and the test says so.
 npm_jobs=()
 start_npm()
 {
@@ -486,8 +486,8 @@ finish_npm()
 	npm_jobs=()
 }
 
-# The first mirror of Debian that apt uses, if any, and the keys that apt checks it
-# with
+# The first mirror of Debian that apt uses, if any, and the keys with which apt
+# checks the mirror
 apt_mirror()
 {
 	# shellcheck disable=SC2016 # expanded by apt-get
@@ -495,8 +495,8 @@ apt_mirror()
 		'Created-By: Packages' | awk '/^Debian http/ && !n++ { print $2, $3 }'
 }
 
-# Set mirror and keyring, or no mirror if apt uses none or is not installed, as on
-# another system with packages of this kind.
+# Set mirror and keyring.  mirror stays empty if apt uses no mirror of Debian
+# or is not installed, as on another system with Debian packages.
 find_mirror()
 {
 	local keys=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -505,16 +505,16 @@ find_mirror()
 	command -v apt-get >/dev/null || return 0
 	read -r mirror keyring < <(apt_mirror) || true
 	if [ -z "$mirror" ]; then
-		# only from the lists does apt know which source is Debian's
+		# apt knows only from its lists which source is Debian's
 		quiet as_root timeout 60 apt-get -qq update || true
 		read -r mirror keyring < <(apt_mirror) || true
 	fi
-	# a source may be for one suite, with keys of its own, or keep the keys in its own
-	# file
+	# a source may be for one suite, with its own keys, or may keep the keys in
+	# its own file
 	if [ -e "$keys" ] || [ ! -e "$keyring" ]; then keyring=$keys; fi
 }
 
-# cache NAME: the directory for files that later runs can use again
+# cache NAME: prints the directory for files that later runs can use again.
 cache()
 {
 	if [ "$(id -u)" -eq 0 ]; then
@@ -524,7 +524,7 @@ cache()
 	fi
 }
 
-# The tree as an archive, without objects that may be built for another server
+# Writes the tree as an archive.  Objects, which may not fit, are left out.
 pack_tree()
 {
 	tar -C "$top" --exclude-vcs --exclude='./tmp_*' --exclude='./dlock-*.zip' \
@@ -543,7 +543,7 @@ make_empty_scratch()
 	cd "$scratch" || exit
 }
 
-# The same, with a copy of the tree, and go to the copy
+# Make the scratch directory with a copy of the tree, and go to the copy.
 make_scratch()
 {
 	make_empty_scratch
@@ -559,7 +559,7 @@ make_scratch()
 	internal=$(expand "\$(includedir_internal)")
 	compiler=$(expand "\$(CC)")
 	if ! command -v "${compiler%% *}" >/dev/null; then
-		# another clang than the server's works, too
+		# a clang other than the server's works, too
 		find_compiler
 		make+=("CC=$compiler")
 	fi
@@ -570,7 +570,7 @@ make_scratch()
 	fi
 }
 
-# Stop the servers that still run in it, and remove it.
+# Stop the servers that still run in the scratch directory, and remove it.
 remove_scratch()
 {
 	local file
@@ -602,13 +602,13 @@ install_dlock()
 	quiet "${as[@]}" "${make[@]}" install
 }
 
-# expand TEXT: with the variables of the Makefile and of PGXS
+# expand TEXT: expand the variables of the Makefile and of PGXS.
 expand()
 {
 	"${make[@]}" --eval "expand: ; @echo $1" expand
 }
 
-# build COMPILER [OPTIONS [ARGUMENT...]]: the changed files, each warning an error
+# build COMPILER [OPTIONS [ARGUMENT...]]: build changed files, with -Werror.
 #
 # PostgreSQL's headers fail with -Wextra, so they count as system headers.  Its
 # callbacks and PG_FUNCTION_ARGS cause unused parameters.
@@ -625,18 +625,18 @@ build()
 		COPT="$options -isystem $headers -isystem $internal ${COPT-} ${2-}"
 }
 
-# compile COMPILER [OPTIONS [ARGUMENT...]]: the same, for all files
+# compile COMPILER [OPTIONS [ARGUMENT...]]: build all files.
 compile()
 {
 	quiet as_user "${make[@]}" clean && build "$@"
 }
 
-# build_changed DIR: only the files changed since the last time.  The objects are
-# kept in DIR for the next time, by server, compiler and options
+# build_changed DIR: builds only the files changed since the last time.  The
+# objects are kept in DIR for the next time, by server, compiler and options.
 #
 # A changed file may be older than its object, for example in an archive or on
-# another branch.  So the sums of the sources are kept with the objects, and a file
-# has changed if its sum has.
+# another branch.  So the sums of the sources are kept with the objects, and a
+# file has changed if its sum has changed.
 build_changed()
 {
 	local kept new
@@ -657,7 +657,7 @@ build_changed()
 	as_user sh -c "$sources | xargs sha256sum >sums"
 	build "$compiler" || return
 
-	# complete, or not at all; if the objects cannot be kept, that is no failure
+	# store all objects or none; it is not an error if they cannot be stored
 	if mkdir -p "$1" 2>/dev/null && new=$(mktemp "$kept.XXXXXX" 2>/dev/null); then
 		find . -path './src/*.[od]' -o -path './src/*.bc' -o -path './*.so' -o \
 			-path ./src/bin/dlock -o -path ./sums |
