@@ -81,7 +81,7 @@ sub left_alone
 			"SELECT $schema.dlock_renew($lease{$dbname}), "
 			  . "$schema.dlock_is_held('of the session')"),
 		'1|t',
-		"$test: and all is held");
+		"$test: all locks are held");
 	return;
 }
 
@@ -148,7 +148,7 @@ SKIP:
 				"$test: the trap, it cannot be loaded");
 			next;
 		}
-		is($status, 0, "$test: it can be loaded") or diag($out);
+		is($status, 0, "$test: the dump can be loaded") or diag($out);
 		unlike(slurp_file($path), qr/dlock_queue/, "$test: dlock's tables are not in it");
 		# before Rails 8, a dump in Ruby lacks the extension's schema
 		my $schema = $node->safe_psql($file,

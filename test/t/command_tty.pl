@@ -172,7 +172,7 @@ SKIP:
 	type('f');
 	shows(qr/filter:/, 'f asks for a filter');
 	type("the\n");
-	shows(qr/other/, 'which counts');
+	shows(qr/other/, 'the filter counts');
 	type('q');
 	shows(qr/code 0/, 'q quits');
 

@@ -59,7 +59,7 @@ my $two = leader('two', $killed);
 $admin->wait_for(q{SELECT count(*) = 1 FROM dlock_locks('reading') WHERE NOT granted});
 is( $admin->query(
 		q{SELECT info FROM dlock_locks('reading') WHERE granted}),
-	'one', 'one leads');
+	'one', 'one instance leads');
 
 # The leader is paused while its INSERT waits for the table.
 my $waiters = "FROM pg_stat_activity WHERE "

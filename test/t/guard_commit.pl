@@ -126,7 +126,7 @@ sub pinned_and_lost
 
 	is(locks(), "holder|t|t\nnext|f|f", "$test: pinned");
 	is(end_by_force(), 't', "$test: released by force");
-	is(locks(), "holder|f|t\nnext|f|f", "$test: but still pinned");
+	is(locks(), "holder|f|t\nnext|f|f", "$test: still pinned");
 	is(end_by_force(), 't', "$test: released by force again");
 	ok(!$next->answered, "$test: the next still waits");
 	is( $admin->query(
@@ -175,7 +175,7 @@ sub others_are_canceled
 	return;
 }
 
-# The ways in which such a commit can go on.  Each sub must end its wait.
+# The ways in which a hanging commit can go on.  Each sub must end its wait.
 my @ways = (
 	'standby not needed any more' => sub {
 		commits_hang($node, 0);

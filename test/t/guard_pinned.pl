@@ -62,7 +62,7 @@ foreach my $acquire ("SELECT dlock_acquire('lock')",
 		'f|0', 'the session has nothing left');
 	is($next->query("SELECT dlock_release('lock')"), 't', 'released');
 	is($holder->query("SELECT dlock_try_acquire('lock') > $fence"),
-		't', 'and free');
+		't', 'the lock is free');
 	$_->quit foreach $holder, $next;
 	$node->safe_psql('postgres', 'TRUNCATE journal');
 }

@@ -1,6 +1,6 @@
 # A primary that is cut off from its synchronous standbys cannot keep alive
 # leases that need standbys, however often they are renewed.  When a standby is
-# promoted, it gives every such lease its full ttl and a quarter again, so no
+# promoted, it gives these leases their full ttl and a quarter again, so no
 # lock has two holders at any moment.  A successful renewal gives the full ttl
 # on either server.  A renewal that cannot be sure raises an error.
 #

@@ -21,7 +21,7 @@ my $lease = $node->safe_psql('postgres', "SELECT dlock_lease_open('1h')");
 my $fence =
   $node->safe_psql('postgres', "SELECT dlock_lease_acquire('lock', $lease)");
 
-# one lease with a delay, one ticket with a ttl of its own, and one that waits
+# A lease with a delay, a ticket with its own ttl, and a waiting ticket
 $node->safe_psql('postgres', "SELECT dlock_ttl_acquire('own', '1h')");
 $node->safe_psql('postgres', "SELECT dlock_ttl_enqueue('lock', '1h', 'channel')");
 my $ttl = ample(2);

@@ -182,7 +182,7 @@ sub fail_over
 		  . q{WHERE name IN ('new', 'lost', 'more', 'last')});
 	$last = acquire($new, 'last');
 	is( $new->query(q{SELECT acquired > 0 FROM dlock_stats}),
-		't', "$name: it counts acquisitions");
+		't', "$name: the new primary counts acquisitions");
 	$new->quit;
 
 	($primary, $standby) = ($standby, $primary);

@@ -49,7 +49,7 @@ sub new_pair
 			  . "SELECT dlock_ttl_acquire('lock', '$ttl s')");
 		like($fences{$level}, qr/^\d+$/, "$way: a lease at $level");
 	}
-	# all changes answered at "off" are written, and sent
+	# Write and send all changes that were answered at "off".
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	$primary->wait_for_catchup($standby, 'replay');
 	return ($primary, $standby, \%fences);

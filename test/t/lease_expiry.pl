@@ -148,7 +148,7 @@ is( $client->query(
 like($client->query("SELECT dlock_try_acquire('closing', slots => 2)"),
 	qr/55000/, 'the lock is in use with other slots');
 is($client->query("SELECT dlock_try_acquire('closing') IS NULL"),
-	't', 'and busy');
+	't', 'the lock is busy');
 thaw($worker);
 $admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
 is( $client->query(
@@ -383,7 +383,7 @@ foreach my $way (sort keys %ways)
 	$sent = now();
 	$session->quit;
 	grows('the lease is lost a ttl after its session', $fence, $client->answer);
-	cmp_ok(now(), '>=', $sent + 0.2, 'and not before');
+	cmp_ok(now(), '>=', $sent + 0.2, 'not earlier');
 	$client->query('SELECT dlock_release_all()');
 }
 
@@ -436,7 +436,7 @@ $sent = now();
 $keeper->quit;
 grows('the next is granted after the delay',
 	$fence, $client->query("SELECT dlock_acquire('delayed')"));
-cmp_ok(now(), '>=', $sent + 0.6, 'and not before');
+cmp_ok(now(), '>=', $sent + 0.6, 'not earlier');
 $client->query("SELECT dlock_release('delayed')");
 
 # A lease that is closed has no delay.

@@ -78,9 +78,9 @@ foreach my $kind ('lease', 'ttl')
 	like(
 		$other->query("BEGIN; SELECT dlock_guard('lock', $ticket); COMMIT"),
 		qr/55L01/,
-		"$kind: nor does anybody guard with it");
+		"$kind: no session can guard with it");
 	like($other->query("SELECT dlock_wait($ticket, '0')"),
-		qr/55L01/, "$kind: nor is it waited for");
+		qr/55L01/, "$kind: no session can wait for it");
 	is($other->query("SELECT dlock_try_acquire('lock', '10ms') IS NULL"),
 		't', "$kind: no other session gets the lock");
 	ok(!$next->answered, "$kind: the next one waits");

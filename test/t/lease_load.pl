@@ -484,7 +484,7 @@ is($client->query("SELECT dlock_lease_acquire('less', $lease) > 0"),
 	't', 'after the column is dropped, rows are written');
 connect_again();
 is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
-	't|2', 'and read');
+	't|2', 'after the column is dropped, rows are loaded');
 
 #
 # The worker continues a load that takes longer than starting a worker.  A call
@@ -766,7 +766,7 @@ is( $client->query(
 				   FROM generate_series(1, 1000) AS n), }
 		  . "$too_many, info => repeat('x', 1000)))"),
 	'1000',
-	'and more');
+	'more locks are acquired');
 $client->query(q{ALTER SYSTEM SET dlock.max_memory = '4MB'});
 connect_again();
 like($client->query("SELECT $_"),

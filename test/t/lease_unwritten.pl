@@ -140,7 +140,7 @@ sub rows
 	$client->start("SELECT dlock_lease_enqueue('lock', $lease, 'nobody')");
 	$ticket = ticket_of('lock');
 	$other->start("SELECT dlock_wait($ticket)");
-	poll('it waits, or not',
+	poll('the call waits or is answered',
 		sub { $other->answered || waits_for($other, 'Extension') });
 	ok(!$other->answered, 'a grant counts when it is written');
 	$admin->query("SELECT pg_cancel_backend($client->{pid})");
@@ -189,7 +189,7 @@ SKIP:
 		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
 	is(rows('lock'), '1', 'the worker has committed');
 	worker_dies($admin);
-	ok(!$client->answered, 'and dies');
+	ok(!$client->answered, 'the worker dies');
 	worker_goes_on($admin);
 	$fence = $client->answer;
 	like($fence, qr/^\d+$/, 'the next worker writes the row again');
@@ -201,7 +201,7 @@ SKIP:
 	$admin->until_waits($other);
 	is(rows('lock'), '0', 'the worker has committed a removal');
 	worker_dies($admin);
-	ok(!$other->answered, 'and dies');
+	ok(!$other->answered, 'the worker dies');
 	worker_goes_on($admin);
 	grows('the next worker hands over', $fence, $other->answer);
 	is(rows('lock'), '0', 'the session that has the lock has no row');
@@ -373,7 +373,7 @@ SKIP:
 	is($admin->query("SELECT dlock_lease_close($short)"),
 		'0', 'a lease is closed under a request');
 	$admin->query('ROLLBACK');
-	like($_->answer, qr/55L01: lease $short is gone/, 'which fails')
+	like($_->answer, qr/55L01: lease $short is gone/, 'the request fails')
 	  foreach $client, $other;
 	is_unused($_, 'the request leaves nothing') foreach 'lock', 'lock 2';
 }
@@ -395,7 +395,7 @@ foreach my $end ('goes on', 'dies')
 	$admin->wait_for("SELECT granted FROM dlock_locks WHERE pid = $first->{pid}");
 
 	$other->start("SELECT dlock_lease_acquire('lock', $lease)");
-	poll('it waits, or not',
+	poll('the call waits or is answered',
 		sub { $other->answered || waits_for($other, 'Lock') });
 	ok(!$other->answered,
 		"who asks for the same is not told of the grant: $end");

@@ -122,7 +122,7 @@ foreach my $ending (sort keys %endings)
 		like($client->query($endings{$ending}->($lease, $ticket)),
 			qr/\A(t|)\z/, "$name: done");
 		is(is_current($name, $ticket), 'f', "$name: the fence is not current");
-		is(rows($name), $queue, "$name: nobody holds, and the waiter waits");
+		is(rows($name), $queue, "$name: no ticket holds, and the waiter waits");
 		is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
 			't', "$name: no other session gets it");
 		is($admin->query("SELECT dlock_fence('$name') IS NULL"),
@@ -174,7 +174,7 @@ foreach my $ending (sort keys %endings)
 		qr/55L01/, "$name: the ticket is gone");
 	$holder->query('SELECT dlock_release_all()');
 	like(rows($name), qr/\A\d+\|f\|session\z/,
-		"$name: who waits behind it waits still");
+		"$name: the waiter behind it still waits");
 	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
 		't', "$name: no other session gets it");
 	ok(!$waiter->answered, "$name: no answer");

@@ -112,7 +112,7 @@ $client->query('RELEASE two');
 $client->query("SELECT dlock_guard('kept', $ticket)");
 $client->query('RELEASE one');
 is($client->query("SELECT dlock_check('kept', $ticket)"), 't', 'kept');
-is($client->query('COMMIT'), '', 'and guarded');
+is($client->query('COMMIT'), '', 'the guarded commit succeeds');
 is($client->query("SELECT dlock_release_ticket($ticket)"), 't', 'released');
 
 # A role is dropped while it is connected.

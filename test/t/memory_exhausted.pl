@@ -4,7 +4,7 @@
 # the load of the tables of leases fails after a start, loaded rows stay, and
 # the next call continues the load.
 #
-# What would break it: an LWLock that is not released after such an error; a
+# What would break it: an LWLock that is not released after an error; a
 # ticket that has joined its lock, and stays when its number cannot be entered;
 # a session that can neither begin nor end; memory that a failed attempt keeps
 # or counts, or that stays when its extension is dropped.

@@ -127,9 +127,9 @@ foreach my $steps (1, 2)
 	fails($client, "SELECT dlock_acquire('lock')",
 		('dsa_allocate_extended') x $steps);
 	like($client->query("SELECT dlock_acquire('lock')"),
-		qr/^\d+$/, "name space: and can be made, $steps");
+		qr/^\d+$/, "name space: a second call succeeds, $steps");
 	is($client->query('SELECT count(*) FROM dlock_locks'),
-		'1', "name space: one, $steps");
+		'1', "name space: there is one, $steps");
 	$client->quit;
 }
 
@@ -176,7 +176,7 @@ foreach my $steps (1, 2)
 		fails($client, "SELECT dlock_watch('lock', 'nobody')",
 			'dlock_request_check_memory', $step);
 		like($client->query("SELECT dlock_unwatch('lock')"),
-			qr/WARNING:  55000.*\bf$/s, "watch: one that failed in $step is none");
+			qr/WARNING:  55000.*\bf$/s, "watch: a call that failed in $step watches nothing");
 	}
 	$client->query("SELECT dlock_watch('lock', 'nobody')");
 	is($client->query("SELECT dlock_unwatch('lock')"),
@@ -251,7 +251,7 @@ foreach my $steps (1, 2)
 	like(
 		$first->query(
 			"SELECT dlock_acquire('$_', slots => 3, permits => 3, timeout => '1min')"),
-		qr/^\d+$/, "exit: so are all permits of $_")
+		qr/^\d+$/, "exit: all permits of $_ are free")
 	  foreach 'counts', 'slots';
 	$second->start("SELECT dlock_acquire('wanted')");
 	$admin->until_waits($second);

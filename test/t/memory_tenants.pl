@@ -304,7 +304,7 @@ cmp_ok(abs(fill() - $all), '<=', $few, 'a session of many roles');
 $changing->quit;
 backends_gone($changing->{pid});
 
-# in a database that is dropped
+# Leases in a database that is then dropped
 my $gone = as('flood', 'd3');
 like($gone->query("SELECT flood('dlock_lease_open(\$\$30d\$\$, $info)')"),
 	qr/role "flood"/, 'leases in a database');

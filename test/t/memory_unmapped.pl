@@ -86,7 +86,7 @@ is($next->query($limit), 6 * $megabyte, 'locks can use three quarters of the siz
 	mode(0600);
 	like($client->query("SELECT dlock_xact_acquire('lock 2')"),
 		qr/^\d+$/, 'works when the file can be opened, in the same transaction');
-	is($client->query('COMMIT'), '', 'which commits');
+	is($client->query('COMMIT'), '', 'the transaction commits');
 	like($client->query("SELECT dlock_acquire('lock 2')"),
 		qr/^\d+$/, 'the session continues to work');
 	is($holder->query("SELECT dlock_try_acquire('lock 2') IS NULL"),

@@ -273,7 +273,7 @@ foreach my $way (sort keys %ways)
 			"SELECT bumped_by = current_user AND bumped_at < now() "
 			  . "FROM dlock_versions WHERE name = 'v'"),
 		't',
-		"$way: and who bumped them, and when");
+		"$way: the last bump's role and time are there");
 
 	# A role created later may be another role.
 	$session->query('CREATE ROLE shop');

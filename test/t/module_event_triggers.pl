@@ -100,7 +100,7 @@ foreach my $round (1 .. 2)
 		join("\n",
 			map { qq({"event":"$_","lock":"$name","ticket":$short}) }
 			  'granted', 'expired'),
-		"$name: one that runs out");
+		"$name: a lease that expires");
 	$client->wait_for('SELECT count(*) = 1 FROM dlock_queue');
 	come_and_go($client);
 	$client->wait_for(
@@ -127,7 +127,7 @@ foreach my $event ('ddl_command_start', 'sql_drop', 'ddl_command_end')
 		qr/$event is forbidden/, "$event: DROP EXTENSION is forbidden");
 	goes_on($event);
 	my $ticket = $client->query("SELECT dlock_ttl_acquire('$event', '1h')");
-	grows("$event: and the worker works", $fence, $ticket);
+	grows("$event: the worker works", $fence, $ticket);
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', "$event: released");
 	$client->wait_for('SELECT count(*) = 1 FROM dlock_queue');
@@ -146,7 +146,7 @@ sub works
 	my ($when) = @_;
 	my $ticket = $other->query("SELECT dlock_ttl_acquire('lock', '1h')");
 
-	grows("$when: it works, and fences grow", $fence_of_other, $ticket);
+	grows("$when: locks work, and fences grow", $fence_of_other, $ticket);
 	$fence_of_other = $ticket;
 	is($other->query("SELECT dlock_release_ticket($ticket)"),
 		't', "$when: released");
@@ -180,7 +180,7 @@ foreach my $event ('ddl_command_start', 'table_rewrite', 'ddl_command_end')
 		"$event: the update is forbidden");
 	is( $other->query(
 			q{SELECT extversion FROM pg_extension WHERE extname = 'dlock'}),
-		$version, "$event: it is still the old one");
+		$version, "$event: the version is still the old version");
 	is($other->query("SELECT dlock_check('kept', $fence)"),
 		't', "$event: no lock is lost");
 	allow($other, $event);

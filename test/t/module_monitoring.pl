@@ -162,7 +162,7 @@ foreach my $panel (@{ $dashboard->{panels} })
 			is($error, '', "$title: its query runs");
 			is_deeply([ grep { !$has{$_} } @used ],
 				[], 'the query has the columns that the panel uses');
-			cmp_ok(scalar @rows, '>', 0, 'and rows');
+			cmp_ok(scalar @rows, '>', 0, 'the query returns rows');
 			next;
 		}
 		my $expr = $target->{expr};

@@ -133,7 +133,7 @@ foreach my $dbname (sort keys %databases)
 		'f', "$dbname: an old fence is not valid");
 	fails_with(
 		$new, $dbname, "$path; SELECT dlock_guard('held', $before->{fence})",
-		qr/ERROR:  55L01:/, "$dbname: and guards nothing");
+		qr/ERROR:  55L01:/, "$dbname: an old fence guards nothing");
 
 	grows(
 		"$dbname: fences of all of these locks grow",

@@ -62,7 +62,7 @@ foreach my $call ("dlock_version_bump('v', 0)", "dlock_version_bump('v', 1)")
 		  . 'ALTER SCHEMA was RENAME TO locks; COMMIT');
 	like($caller->query("SELECT locks.dlock_try_version_bump('v', "
 			  . "locks.dlock_version_of('v'))"),
-		qr/^\d+$/, "$call: and afterwards all is as before");
+		qr/^\d+$/, "$call: calls work again afterwards");
 }
 
 #

@@ -117,13 +117,13 @@ sub survives
 	is( $admin->query(
 			"SELECT granted FROM $to.dlock_queue WHERE ticket = $queued"),
 		't',
-		"$to: and has it");
+		"$to: the waiter has the lock");
 
 	is($third->query("SELECT $to.dlock_release_all()"),
 		'1', "$to: the first ticket in the queue is released");
 	is($app->query("SELECT $to.dlock_lease_close($lease)"),
 		'1', "$to: a lease ends");
-	like($waiter->answer, qr/^\d+$/, "$to: and who waited has the lock");
+	like($waiter->answer, qr/^\d+$/, "$to: the next waiter has the lock");
 	$waiter->query("SELECT $to.dlock_release_all()");
 	$app->query("SELECT $to.dlock_release_ticket(ticket) FROM $to.dlock_locks");
 	is($admin->query("SELECT count(*) FROM $to.dlock_locks"),
@@ -313,7 +313,7 @@ $app->query('BEGIN; SELECT "D lock".dlock_guard(\'c\', "D lock".dlock_fence(\'c\
 	  . 'UPDATE app.guarded SET id = 2');
 is($app->query('COMMIT'), '', 'a trigger works as before');
 like($app->query('UPDATE app.guarded SET id = 3'),
-	qr/without a guard of lock "c"/, 'and refuses');
+	qr/without a guard of lock "c"/, 'the guard trigger refuses');
 
 # All rows that were written under these names are loaded.
 $lease = $app->query("SELECT \"D lock\".dlock_lease_open('1h')");

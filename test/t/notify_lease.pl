@@ -152,8 +152,8 @@ sub waits_for_journal
 		$one->query('ROLLBACK TO one');
 		$one->query('COMMIT');
 		not_told($listener, "$call): it was rolled back", 'shared');
-		is(ask($one, $ticket), 't', "$call): it is asked for");
-		told($one, "$call): and told", announcement('granted', $name, $ticket));
+		is(ask($one, $ticket), 't', "$call): dlock_wait() answers");
+		told($one, "$call): then it is announced", announcement('granted', $name, $ticket));
 		$one->query("SELECT dlock_release_ticket($ticket), dlock_release_all()");
 	}
 }
@@ -270,7 +270,7 @@ foreach my $channel (undef, 'shared')
 	is_deeply(
 		decode_json($payload),
 		{ event => 'granted', lock => $name, ticket => $ticket },
-		'and as JSON');
+		'the payload is JSON');
 	release($ticket);
 }
 
@@ -315,10 +315,10 @@ foreach my $state ('free', 'held')
 	$is_granted->();
 	not_told($listener, "$state: not after a rollback", 'shared');
 	$waiter->query("BEGIN; SELECT dlock_wait($ticket, '0'); ROLLBACK");
-	not_told($listener, "$state: nor after another", 'shared');
+	not_told($listener, "$state: not after another rollback", 'shared');
 	$waiter->query("BEGIN; SAVEPOINT s; SELECT dlock_wait($ticket, '0'); "
 		  . 'ROLLBACK TO s; COMMIT');
-	not_told($listener, "$state: nor after one to a savepoint", 'shared');
+	not_told($listener, "$state: not after a rollback to a savepoint", 'shared');
 	is(ask($admin, $ticket), 't', "$state: any session can ask");
 	told($listener, "$state: announced after that",
 		announcement('granted', 'lock', $ticket));
@@ -548,7 +548,7 @@ foreach my $when ('grant written', 'worker terminated')
 	$asker->query('SET synchronous_commit = on');
 	$asker->start("SELECT dlock_wait($tickets{on}, '0')");
 	poll('waits for the standby', sub { hangs($node, $asker) });
-	ok(!$asker->answered, "$when: nor is it confirmed");
+	ok(!$asker->answered, "$when: the grant is not confirmed");
 
 	commits_hang($node, 0);
 	is_deeply(
@@ -663,7 +663,7 @@ sub nuisance
 	terminate_worker();
 	is($waiter->query("SELECT dlock_ttl_acquire('by the next', '1h') > 0"),
 		't', "$what: another worker goes on");
-	is(scalar($listener->announcements(0)), 0, "$what: which is held up, too");
+	is(scalar($listener->announcements(0)), 0, "$what: announcements are held up, too");
 
 	$end->();
 	is_deeply(
@@ -679,7 +679,7 @@ sub nuisance
 	is(ask($waiter, $tickets{$_}), 't', "$what: $_: confirmed")
 	  foreach 'free', 'lock', 1 .. 3;
 	$admin->query('SELECT dlock_release_ticket(ticket) FROM dlock_locks');
-	not_told($listener, "$what: that is all", 'shared');
+	not_told($listener, "$what: nothing else is announced", 'shared');
 	$_->quit foreach $application, $waiter;
 	return;
 }

@@ -203,7 +203,7 @@ sub worker_gone
 		not_told($listener, $admin, "$state: not before the commit", 'shared');
 		is($waiter->query("SELECT dlock_wait($ticket, '0')"),
 			't', "$state: dlock_wait() knows it already");
-		not_told($listener, $admin, "$state: nor then", 'shared');
+		not_told($listener, $admin, "$state: a question does not announce it", 'shared');
 		$waiter->query('COMMIT');
 		told($listener, "$state: after the commit",
 			announcement('granted', 'lock', $ticket));
@@ -221,7 +221,7 @@ sub worker_gone
 				"BEGIN; SELECT dlock_wait($ticket, '0'); SELECT 1/0; COMMIT"),
 			qr/22012/,
 			"$state: failed");
-		not_told($listener, $admin, "$state: nor after another", 'shared');
+		not_told($listener, $admin, "$state: not after another rollback", 'shared');
 		is($waiter->query("SELECT dlock_wait($ticket, '0')"),
 			't', "$state: the ticket still exists");
 		told($listener, "$state: after the next call",
@@ -256,7 +256,7 @@ sub worker_gone
 			announcement('granted', 'lock', $ticket));
 		is(enqueue($waiter, 'c', ", 'shared'"),
 			$savepoint{c}, "$state: the same ticket");
-		told($listener, "$state: which may be dlock_enqueue()",
+		told($listener, "$state: after dlock_enqueue()",
 			announcement('granted', 'c', $savepoint{c}));
 		$waiter->query('SELECT dlock_release_all()');
 

@@ -181,7 +181,7 @@ sub try_for
 	not_told($listener, 'not while the grant is not durable', 'c');
 	commits_hang($node, 0);
 	$ticket = $client->answer;
-	told($listener, 'but then',
+	told($listener, 'told when the grant is durable',
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 

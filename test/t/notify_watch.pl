@@ -330,7 +330,7 @@ sub not_told
 		$admin->wait_for($is_granted);
 		not_told($watcher, "$end: not before");
 		$late->query("SELECT dlock_watch('lock')");
-		not_told($late, "$end: nor who comes now");
+		not_told($late, "$end: a new watcher is not told, either");
 		if ($end eq 'durable')
 		{
 			commits_hang($node, 0);
@@ -421,7 +421,7 @@ sub not_told
 		told($watcher, "$how: told of the latest", held('lock', $ticket));
 		not_told($watcher, "$how: once", 'c');
 		$client->query("SELECT dlock_release('lock')");
-		told($watcher, "$how: and of the next", free('lock'));
+		told($watcher, "$how: the next change is told", free('lock'));
 	}
 
 	# The sender gets an error while it sends.
@@ -653,7 +653,7 @@ foreach my $how ('restart', 'crash')
 	told($watcher, "$how: what a session had is free", free('lost'));
 	$admin = session($node);
 	$admin->query("SELECT dlock_release_ticket($ticket)");
-	told($watcher, "$how: and goes on", free('kept'));
+	told($watcher, "$how: the watch goes on", free('kept'));
 	$watcher->quit;
 }
 

@@ -75,7 +75,7 @@ sub is_over
 	$admin->wait_for("SELECT deadlocks = $deadlocks FROM pg_stat_database "
 		  . "WHERE datname = 'postgres'");
 	is($admin->query('SELECT deadlocks FROM dlock_stats'),
-		$deadlocks, "$test: one deadlock more");
+		$deadlocks, "$test: one more deadlock is counted");
 	return;
 }
 

@@ -106,9 +106,9 @@ foreach my $call (
 {
 	$client->query('BEGIN');
 	like($client->query("SELECT $call"), $unflushed, "$call fails");
-	is($admin->query($state), 'held 1', "$call: as before");
+	is($admin->query($state), 'held 1', "$call: the failed call keeps nothing");
 	$client->query('ROLLBACK');
-	is($admin->query($state), 'held 1', "$call: and afterwards");
+	is($admin->query($state), 'held 1', "$call: nothing else is held afterwards");
 }
 
 $client->quit;

@@ -255,7 +255,7 @@ sub acquire
 
 	if ($patient && !$model->{sessions}{$s}{failed})
 	{
-		# Two such waiters could continue from lock to lock in either order.
+		# Two waiters could continue from lock to lock in either order.
 		return 0
 		  if $request{all}
 		  && grep { ($_->{request} // {})->{all} }

@@ -44,14 +44,14 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 	$admin->query("SELECT pg_cancel_backend($client->{pid})");
 	kill('CONT', $psql);
 	like($client->answer, qr/ERROR:  55L01: lost the place in the queue/,
-		"$how: it has failed");
+		"$how: the call has failed");
 	is( $admin->query(
 			"SELECT count(*) FROM dlock_locks WHERE pid = $client->{pid}"),
 		'0',
-		"$how: and keeps nothing");
+		"$how: the call keeps nothing");
 	$client->query('ROLLBACK');
 	like($client->query("SELECT dlock_release('a')"),
-		qr/WARNING:  55000/, "$how: nor do others that were lost");
+		qr/WARNING:  55000/, "$how: a lost lock is not held");
 	like($client->query("SELECT dlock_release('lock 1')"),
 		qr/WARNING:  55000/, "$how: have to be released");
 	$_->quit foreach $client, $holder;

@@ -145,7 +145,7 @@ foreach my $kind ('lease', 'ttl')
 		like($session->query("SELECT dlock_wait($ticket, '0')"),
 			qr/55L01/, "$kind: gone for all");
 		like($session->query("SELECT dlock_release_ticket($ticket)"),
-			qr/WARNING.*^f$/ms, "$kind: nor released again");
+			qr/WARNING.*^f$/ms, "$kind: not released again");
 	}
 	$admin->query("SELECT dlock_release('lock')");
 	$admin->query("SELECT dlock_lease_close($lease)");

@@ -208,9 +208,9 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 		  . "WHERE pid = $waiter->{pid}");
 	$holder->query("SELECT dlock_release('lock')");
 	$ticket = $client->query("SELECT $enqueue");
-	is(locks(), "$ticket|t|c2|t", "stopped $end: it is the lease's");
+	is(locks(), "$ticket|t|c2|t", "stopped $end: the ticket is the lease's");
 	is($client->query("SELECT dlock_wait($ticket, '0')"),
-		't', "stopped $end: and granted");
+		't', "stopped $end: the ticket is granted");
 	told($client, "stopped $end: as announced",
 		announcement('granted', 'lock', $ticket));
 	$admin->query("SELECT $end($waiter->{pid})") if $end;
