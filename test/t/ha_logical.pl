@@ -146,7 +146,7 @@ is(ask('b', $permits), '9 9', 'a TRUNCATE of slots counts');
 #
 ask('b', 'DELETE FROM dlock_queue');
 arrived();
-is(ask('a', 'SELECT count(*) FROM dlock_queue'), '3', 'a removal by b has no effect');
+is(ask('a', 'SELECT count(*) FROM dlock_queue'), '3', 'a DELETE by b has no effect');
 foreach my $table ('dlock_queue', 'dlock_queue_lease')
 {
 	foreach my $role ('origin', 'replica', 'local')
