@@ -26,9 +26,9 @@ power.
 
 Undoes unsynced writes.  All processes of the server must have ended.  If $all
 is true, all unsynced writes are lost.  Otherwise, a random part is lost: each
-page of 4,096 bytes has the content after a random one of its writes since the
-sync, and each directory after a random one of its changes.  Returns the number
-of unsynced writes and names.
+page of 4,096 bytes has the content after a random number of its writes since
+the sync, and each directory after a random number of its changes.  Returns the
+number of unsynced writes and names.
 
 =item forget_power($node)
 
