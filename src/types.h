@@ -32,7 +32,7 @@ typedef enum DlockScope
 	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket */
 } DlockScope;
 
-/* A name space: a new installation of the extension starts empty */
+/* A name space; each installation of the extension gets a new, empty one */
 typedef struct DlockSpaceKey
 {
 	Oid			database;
@@ -149,12 +149,12 @@ typedef struct DlockRequest
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;
 	const char *info;			/* or NULL */
-	const char *channel;		/* where to announce the grant; or NULL */
+	const char *channel;		/* for the ticket's announcement; or NULL */
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
 	DlockLease *lease;			/* DLOCK_LEASE: the ticket's lease */
 	const char *owner;			/* DLOCK_LEASE: the owner given, or NULL */
-	DlockKey	key;			/* last: callers zero all fields before it */
+	DlockKey	key;			/* last: callers zero only what precedes it */
 } DlockRequest;
 
 typedef enum DlockOutcome
@@ -162,7 +162,7 @@ typedef enum DlockOutcome
 	DLOCK_ACQUIRED,
 	DLOCK_BUSY,					/* not granted at once, and the timeout is 0 */
 	DLOCK_TIMED_OUT,
-	DLOCK_NOT_LOADED,			/* a lease that is not loaded has the lock */
+	DLOCK_NOT_LOADED,			/* a row of the lock's name is not loaded */
 	DLOCK_LOST					/* another process has ended the ticket */
 } DlockOutcome;
 

@@ -7,8 +7,8 @@
  * worker writes (worker/writer.c).  If the worker dies, its successor finds
  * the marks.  Callers that need durability wait in backend/durable.c.
  *
- * The worker hands a lock on after the commit that removes the old holder's
- * row (lease_end.c).  The next holder's row comes later in the WAL, so no
+ * After the commit that removes the old holder's row, the worker hands on the
+ * lock (lease_end.c).  The next holder's row comes later in the WAL, so no
  * prefix of the WAL has two holders.  A session's ticket has no row, so the
  * session learns of its grant only after that removal is flushed (I15).
  *
@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-/* Mark a changed record.  The lease lock was taken before the change (I9). */
+/* Mark a record changed by the caller while it holds the lease lock (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -56,14 +56,14 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* A lock's place for its latest removal; several locks can share the place */
+/* Where a lock's latest removal is noted; locks can share this place */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
-/* As dlock_journal_removal(), if anything was removed in the space */
+/* The rest of dlock_journal_removal(), for a space with removals */
 XLogRecPtr
 dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
 {
@@ -87,7 +87,7 @@ dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 	dlock_journal_flush(dlock_journal_removal(space, key));
 }
 
-/* Flush the removals of all locks, before grants are announced. */
+/* Flush the removals of all locks, before any of their grants is reported. */
 void
 dlock_journal_flush_removals(DlockSpace *space)
 {
@@ -114,7 +114,7 @@ dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 		;
 }
 
-/* Tell callers that wait for a write that it failed, with this SQLSTATE. */
+/* A write has failed with this SQLSTATE: tell the callers that wait for it. */
 void
 dlock_journal_fail(DlockSpace *space, int code)
 {

@@ -5,14 +5,14 @@
  *
  * A partition's LWLock is the lock of all its entries.  A caller that finds an
  * entry holds that lock until it releases or removes the entry.  Only queue*.c
- * lock entries through this file.  watch.c takes the lock itself, for the
- * watched names of a partition.
+ * call this file to lock entries.  For the watched names of a partition,
+ * watch.c takes the partition's lock itself.
  *
  * Why not dshash?  It would give each entry room for the longest name, and
  * allocate and free memory for each insertion and deletion.  At a resize, it
  * would lock all partitions while it moves all entries.  Here an entry is as
  * long as its name, and a partition grows by one bucket at a time (buckets.c).
- * A backend keeps one entry that it removed as its spare.
+ * A backend keeps one removed entry as its spare.
  *
  *-------------------------------------------------------------------------
  */
@@ -70,7 +70,7 @@ find_in(dsa_pointer *bucket, const DlockKey *key)
 	return NULL;
 }
 
-/* Find a lock, and return with its entry locked; NULL if there is none. */
+/* Find a lock, and lock its entry; returns NULL if there is no such lock. */
 DlockLock *
 dlock_lock_find(const DlockKey *key)
 {
@@ -97,7 +97,7 @@ dlock_lock_enter(const DlockKey *key)
 	LWLockAcquire(&dlock_lock_partition(key)->lock, LW_EXCLUSIVE);
 }
 
-/* Undo dlock_lock_enter(), if the caller's ticket was GONE. */
+/* Undo dlock_lock_enter(), after the caller has found its ticket GONE. */
 void
 dlock_lock_leave(const DlockKey *key)
 {
@@ -111,7 +111,7 @@ num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 	return &partition->queued[space->database & (DLOCK_QUEUED_BUCKETS - 1)];
 }
 
-/* Update the counter of locks with a queue before an entry is unlocked. */
+/* Before an entry is unlocked, update the counter of locks with a queue. */
 static inline void
 count_queue(DlockPartition *partition, DlockLock *lock)
 {
@@ -141,14 +141,14 @@ entry_size(const DlockKey *key)
 					 dlock_key_size(key));
 }
 
-/* Does the spare entry fit an insertion? */
+/* Can an insertion use the spare entry as it is? */
 bool
 dlock_lock_is_spare(const DlockKey *key, Oid role)
 {
 	return spare && spare->role == role && spare->size == entry_size(key);
 }
 
-/* Free the spare entry: at exit, or before one of another size is made. */
+/* Free the spare entry, at exit or to make one of another size. */
 void
 dlock_lock_free_spare(void)
 {
@@ -193,7 +193,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Make room for "more" numbers and, if with_locks, locks.  Raises 53200. */
+/* Make room for "more" numbers, and locks if with_locks.  Raises 53200. */
 void
 dlock_tables_reserve(uint64 more, bool with_locks)
 {
@@ -207,8 +207,8 @@ dlock_tables_reserve(uint64 more, bool with_locks)
 }
 
 /*
- * Find or insert a lock, counted to a role, and return with its entry locked.
- * A new lock has no ticket.  Raises 53200, with nothing changed.
+ * Find or insert a lock, and lock its entry.  A new lock has no ticket, and
+ * its memory counts for the role.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
@@ -318,9 +318,9 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * A visit reads an entry, its first holder and that holder's lease, and would
- * wait for memory three times.  So a ring of the next entries is prefetched in
- * stages (software pipelining, as for hash joins: Chen et al., ICDE 2004).
+ * A visit reads an entry, its first holder and the holder's lease: 3 waits for
+ * memory.  So a ring of the next entries is prefetched in stages (software
+ * pipelining, as for hash joins: Chen et al., ICDE 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)
@@ -363,7 +363,7 @@ prefetch_ahead(const DlockLockScan *scan)
 	}
 }
 
-/* Take the first entry from the ring, and add the next one of its bucket. */
+/* Take the first entry from the ring, and add the next of the same bucket. */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {
@@ -390,7 +390,7 @@ is_sought(const DlockLockScan *scan, const DlockLock *lock)
 		memcmp(&lock->key.space, scan->space, sizeof(DlockSpaceKey)) == 0;
 }
 
-/* The next entry, locked; NULL after the last */
+/* Returns the next entry, locked, or NULL after the last one. */
 DlockLock *
 dlock_lock_scan_next(DlockLockScan *scan)
 {
@@ -420,7 +420,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 	dlock_release_memory(lock->role, lock, lock->size);
 }
 
-/* End a scan, also early: release the partition's lock. */
+/* End or stop a scan: release the partition's lock, if it is held. */
 void
 dlock_lock_scan_end(DlockLockScan *scan)
 {

@@ -3,8 +3,8 @@
  * queue.c
  *	  The state machine of a lock: join, grant, hand over, leave.
  *
- * A process that changes the holders or the queue then grants from the head of
- * the queue as long as the head fits.  After releasing the entry's lock it
+ * After a process has changed the holders or the queue, it grants to the head
+ * of the queue as long as the head fits.  After releasing the entry's lock, it
  * wakes the sessions whose tickets have changed.  A lease's ticket that has
  * ended stays in its list, LEAVING or ENDING, until the removal of its row is
  * in the WAL.  Until then no later ticket is granted (I15).
@@ -91,7 +91,7 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Does a ticket fit beside the holders (I1)?  Not if they have other slots. */
+/* Does a ticket fit beside the holders (I1)?  Their slots must be the same. */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -130,7 +130,7 @@ hold(DlockLock *lock, DlockTicket *ticket)
 
 /*
  * Notify each holder once that the lock is wanted (I28).  Notified holders
- * come first.  For the order of the writes, see dlock_session_enqueue().
+ * precede others.  For the order of writes, see dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -209,7 +209,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 		notify_holders_wanted(space, lock, &wakeups->space);
 }
 
-/* Take a ticket out of the lock, and grant to others. */
+/* Take a ticket out of the lock, and grant to waiters that fit now. */
 static void
 leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
@@ -351,7 +351,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	return true;
 }
 
-/* Give a lock a request's slots; returns false if it is in use with others. */
+/* Give a lock these slots; returns false if it is in use with other slots. */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
 {
@@ -425,9 +425,9 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with this session's spare ticket.  After any other outcome than
- * GRANTED and QUEUED, and after error 53200, nothing has changed, and the
- * ticket stays spare.
+ * Join a lock with this session's spare ticket.  Unless the outcome is GRANTED
+ * or QUEUED, and after error 53200, nothing has changed, and the ticket stays
+ * spare.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -470,9 +470,9 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * A lease's ticket is about to enter: add the lock's reference to it.  Its
- * lease adopts it if "adopt" is set or the ticket is an heir.  Returns false
- * if "adopt" is set and the lease is gone.
+ * A lease's ticket is about to enter: add the lock's reference to the ticket.
+ * The lease adopts the ticket if "adopt" is set or the ticket is an heir.
+ * Returns false if "adopt" is set and the lease is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
@@ -525,8 +525,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Let the lease adopt this backend's ticket after a wait, if it has not done
- * so for another client.  Returns false if the ticket or the lease is gone.
+ * After a wait, let the lease adopt this backend's ticket, unless it has been
+ * adopted for another client.  Returns false if the ticket or lease is gone.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -544,7 +544,7 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 }
 
 /*
- * Take a ticket whose adoption has failed out of the table of numbers, unless
+ * After a failed adoption, take the ticket out of the table of numbers, unless
  * the lease has adopted it for another client.  Raises nothing.
  */
 void
@@ -559,8 +559,8 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 }
 
 /*
- * Load a ticket; older tickets are loaded before.  Returns false if the ticket
- * would break exclusion, or hold exclusively while an older one waits (I22).
+ * Load a ticket, after all older tickets.  Returns false if the ticket would
+ * break exclusion, or hold exclusively while an older ticket waits (I22).
  * If this returns false or raises 53200, nothing has changed.
  */
 bool
@@ -601,7 +601,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	return true;
 }
 
-/* All tickets are loaded: grant heads that fit.  Can be repeated. */
+/* Grant to heads that fit, once all tickets are loaded.  Can be repeated. */
 void
 dlock_queue_resume(DlockSpace *space)
 {
@@ -640,14 +640,14 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 			leave(lock, ticket, wakeups);
 		else
 			dlock_ticket_set_state(ticket, DLOCK_ENDING);
-		/* after the state, because the owner reads "lost" first (I10) */
+		/* change "lost" after the state: the owner reads "lost" first (I10) */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* test worker_comes after the mark: a worker that comes then sees it */
+	/* tested after the mark: if worker_comes is set, the worker sees it */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
@@ -689,7 +689,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 		return;
 	}
 	dlock_lock_enter(key);
-	/* another process may have ended it by force in between */
+	/* another process may have ended the ticket in between */
 	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
 	{
 		dlock_lock_leave(key);
@@ -767,7 +767,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/* Take an ended ticket out, once the removal of its row is in the WAL. */
+/* Take an ended ticket out of its lock (I15). */
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
@@ -801,8 +801,8 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * A ticket loses its last pin, and ends.  If it was ended by force, not by its
- * session, the event is RELEASED.  A lease's owner was told before.
+ * The event to tell when an ENDING ticket loses its last pin: RELEASED if it
+ * was ended by force, not by its session.  A lease's owner was told before.
  */
 static uint32
 event_of_unpinning(DlockTicket *ticket)

@@ -3,7 +3,7 @@
  * queue.h
  *	  For the files that change or read locks: queue*.c.
  *
- * All functions here need the lock of the ticket's entry, and raise nothing.
+ * All but dlock_wakeups_send() need the entry's lock.  None raises an error.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,7 +42,7 @@ is_queued(DlockTicket *ticket)
 	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
 }
 
-/* Is a ticket in this state?  Not if its lease has run out. */
+/* Is a ticket in this state, and is its lease, if any, open? */
 static inline bool
 counts_as(DlockTicket *ticket, DlockState state)
 {
@@ -57,7 +57,7 @@ is_waiting(DlockTicket *ticket)
 	return counts_as(ticket, DLOCK_WAITING);
 }
 
-/* A ticket that only a pin or a delay keeps does not hold. */
+/* A ticket kept only by a pin or a delay does not hold. */
 static inline bool
 is_holding(DlockTicket *ticket)
 {
@@ -65,8 +65,8 @@ is_holding(DlockTicket *ticket)
 }
 
 /*
- * Is a holder about to leave?  Not if a pin or a delay keeps it.  Until it has
- * left, it keeps others from being granted: fits() counts all holders.
+ * Is a holder about to leave?  A holder that a pin or a delay keeps is not.
+ * Until a holder has left, fits() counts it.
  */
 static inline bool
 is_leaving(DlockTicket *ticket)
@@ -83,7 +83,7 @@ slots_for(const DlockLock *lock, int32 slots)
 	return slots > 0 && lock->set_slots > 0 ? lock->set_slots : slots;
 }
 
-/* A ticket by its number.  Lists are in the order of numbers (I3). */
+/* The ticket with this number, or NULL.  Lists are in this order (I3). */
 static inline DlockTicket *
 find_number(const DlockList *list, int64 number)
 {
@@ -97,19 +97,19 @@ find_number(const DlockList *list, int64 number)
 	return ticket && ticket->number == number ? ticket : NULL;
 }
 
-/* Processes to wake after releasing the entry's lock */
+/* Processes to wake after releasing the entry's lock; NULL: none */
 typedef struct DlockWakeups
 {
-	DlockSpace *space;			/* wake its worker; or NULL */
-	DlockLeaseTicket *heir;		/* a reference: wake its session; or NULL */
-	DlockSpace *outbox;			/* wake its sender; or NULL */
+	DlockSpace *space;			/* whose worker to wake */
+	DlockLeaseTicket *heir;		/* whose session to wake; holds a reference */
+	DlockSpace *outbox;			/* whose sender to wake */
 	int			count;
 	int			procnos[8];
 } DlockWakeups;
 
 /*
- * Called before a change of the holders that watchers see.  Sets *to_wake to
- * the space if the space's worker must be woken.
+ * Called before a change of a lock's holders, to count it for watchers.  Sets
+ * *to_wake to the space if the space's worker must be woken.
  */
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)

@@ -189,7 +189,7 @@ force_session_ticket(const DlockSpace *space, int64 number,
 	return done;
 }
 
-/* End a ticket by force; returns false if it had ended or never existed. */
+/* End a ticket or its delay by force; returns as end_ticket_by_force(). */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
 {

@@ -38,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Keep a process that is loading dlock_slots from using an older row.  The
- * count comes before slots_loaded is read: see dlock_queue_unsettle().
+ * Keep a process that is loading dlock_slots from using an older row.  Count
+ * the entry, and then read slots_loaded again: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)
@@ -62,7 +62,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* each backend counts once, and few change one lock's row at a time */
+	/* a backend counts once, and few backends change one row at a time */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
@@ -102,7 +102,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 
 /*
  * Clear "settled": slots_loaded is set, so no process loads dlock_slots now.
- * A process that counts its entry later finds slots_loaded set.
+ * A process that counts an entry after this finds slots_loaded set.
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

@@ -3,8 +3,8 @@
  * queue_view.c
  *	  Reading holders and waiters, for functions, deadlock search and views.
  *
- * Nothing here changes a lock.  Before each answer, the removal of the
- * previous holder's row is flushed, with no lock held (I15).
+ * Nothing here changes a lock.  Before a function reports holders, it flushes
+ * the removal of the previous holder's row, with no lock held (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -18,8 +18,9 @@
 #include "shared/queue.h"
 
 /*
- * What must be durable before a process reports a grant: the removal of the
- * previous holder's row (I15) and, for a lease's ticket, its own row (I19)
+ * What must be durable before a process reports a ticket's grant: the removal
+ * of the previous holder's row (I15) and, if a lease has the ticket, the
+ * ticket's row (I19)
  */
 typedef struct Grant
 {
@@ -28,7 +29,7 @@ typedef struct Grant
 	int			durability;
 } Grant;
 
-/* Needs the entry's lock or a pin; otherwise the space could be freed. */
+/* Needs the entry's lock or a pin; otherwise the ticket could be freed. */
 static Grant
 grant_of(DlockTicket *ticket, const DlockKey *key)
 {
@@ -45,13 +46,13 @@ grant_of(DlockTicket *ticket, const DlockKey *key)
 		grant.durability = lease_ticket(ticket)->granted_at_level;
 	}
 	else if (ticket->scope == DLOCK_LEASE)
-		grant.lsn = InvalidXLogRecPtr;	/* not adopted by its lease yet */
+		grant.lsn = InvalidXLogRecPtr;	/* the lease has not adopted it yet */
 	return grant;
 }
 
 /*
- * Flush what a grant needs.  May a process report it?  Not if standbys have
- * not acknowledged it: one of them may have been promoted without it.
+ * Flush what a grant needs, and return whether a process may report the grant.
+ * If standbys have not acknowledged it, one may have been promoted without it.
  */
 static bool
 is_durable(const Grant *grant)
@@ -64,7 +65,7 @@ is_durable(const Grant *grant)
 	return dlock_quorum_is_acknowledged(grant->lsn, grant->durability);
 }
 
-/* Release "lock", if any.  May a process report "holder"?  Not if NULL. */
+/* Release "lock", if any.  May "holder", if any, be reported? */
 static bool
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
@@ -87,8 +88,8 @@ dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * The number of the newest holder whose grant is in the WAL; 0 if there is
- * none, or if that grant is not durable
+ * The number of the newest holder; 0 if there is none, or if its grant is not
+ * durable.  Leases' grants that are not in the WAL yet are skipped.
  */
 int64
 dlock_queue_fence(const DlockKey *key)
@@ -193,7 +194,7 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 
 /*
  * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
- * tickets or the holders, whichever are fewer.
+ * tickets or the lock's holders, whichever list is shorter.
  */
 static DlockTicket *
 find_holder_of(DlockSpace *space, const DlockLock *lock,
@@ -243,7 +244,7 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-/* Does a ticket hold or wait, or does a pin or delay keep it?  Sets *holds. */
+/* Does a ticket hold, wait, or stay by a pin or a delay?  Sets *holds. */
 static bool
 is_shown(DlockTicket *ticket, bool *holds)
 {
@@ -252,7 +253,7 @@ is_shown(DlockTicket *ticket, bool *holds)
 		*holds || !is_leaving(ticket);
 }
 
-/* Append up to "max_each" of a list to "count" members; returns the total. */
+/* Copy up to "max_each" tickets to members[count]; returns the new count. */
 static int
 copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 			 DlockMember *members, int count)
@@ -290,8 +291,8 @@ copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 
 /*
  * Copy the holders of a lock and then its queue, at most "max_each" of each.
- * Sets *slots to the holders' slots.  Returns the number of members; if it
- * exceeds "max", nothing is copied, and the caller must repeat with more room.
+ * Sets *slots to the holders' slots.  Returns the number of members.  If that
+ * exceeds "max", nothing is copied; call this again with more room.
  */
 int
 dlock_queue_members(const DlockKey *key, int max_each, DlockMember *members,
@@ -457,7 +458,7 @@ check_complete(const Rows *rows)
 				 errdetail("Failed while copying the lock table.")));
 }
 
-/* Count waiting tickets; *longest is the longest wait, in microseconds. */
+/* Count queued tickets; *longest is the longest wait, in microseconds. */
 uint64
 dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 {
@@ -479,7 +480,7 @@ dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 	return count;
 }
 
-/* The names of a space's locks that have a queue */
+/* The keys of a space's locks that have a queue; sets *count. */
 DlockKey *
 dlock_queue_waited_for(const DlockSpace *space, int *count)
 {
@@ -513,9 +514,8 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * Returns rows, palloc'd, of the locks from *partition on, and advances
- * *partition, which is 0 at first; NULL at the end.  A lock's holders and its
- * queue are copied at one moment.
+ * Returns the next rows, palloc'd, or NULL at the end.  *partition is 0 at the
+ * first call, and each call advances it.  One lock is copied at one moment.
  */
 DlockRow *
 dlock_queue_rows_next(DlockSpace *space, int *partition)
@@ -539,7 +539,7 @@ dlock_queue_rows_next(DlockSpace *space, int *partition)
 	return rows.first;
 }
 
-/* The rows of one lock */
+/* The rows of one lock, or NULL */
 DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {

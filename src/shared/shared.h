@@ -23,8 +23,8 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 
 /*
- * Bounds of dlock.max_memory.  Below them, pieces of some sizes can leave no
- * room for others.  Above them, DSA cannot address the area.
+ * Bounds of dlock.max_memory.  In a smaller area, pieces of some sizes can
+ * leave no room for others.  DSA cannot address a larger area.
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -113,7 +113,7 @@ dlock_count(DlockCounter counter, uint64 amount)
 {
 	pg_atomic_uint64 *mine = &dlock_my_backend->counters[counter];
 
-	/* only this backend writes this counter, so no locked instruction */
+	/* only this backend writes it, so no locked instruction is needed */
 	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
 }
 
@@ -287,7 +287,7 @@ typedef struct DlockRow
 	TimestampTz enqueued_at;
 	TimestampTz granted_at;
 	int64		lease;			/* 0: none */
-	int64		remaining;		/* microseconds; -1: no end */
+	int64		remaining;		/* microseconds left; -1: no end */
 	bool		closed;			/* has ended, but a delay closes the lock */
 	bool		has_info;
 	bool		has_owner;
@@ -352,7 +352,7 @@ extern void dlock_queue_unsettle(DlockSpace *space);
 extern void dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
 							  DlockLock *lock);
 
-/* A ticket that was ended by force, as it was before */
+/* A ticket that was ended by force, as it was before its end */
 typedef struct DlockForced
 {
 	DlockKey	key;
@@ -453,7 +453,7 @@ dlock_lease_ttl(const DlockLease *lease)
 	return (int64) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->ttl);
 }
 
-/* The highest synchronous_commit of the callers that count on a lease */
+/* The highest synchronous_commit of the callers that rely on a lease */
 static inline int
 dlock_lease_durability(const DlockLease *lease)
 {
@@ -613,8 +613,9 @@ extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
 											 const DlockKey *key);
 
 /*
- * The end in the WAL of the latest removal of a row of this lock's holders, or
- * later; or 0.  A process that sees a grant sees the removals noted before it.
+ * Where the latest removal of a row of this lock's holders ends in the WAL, or
+ * a later position; 0 if there was no removal.  A process that sees a grant
+ * also sees the removals noted before the grant.
  */
 static inline XLogRecPtr
 dlock_journal_removal(DlockSpace *space, const DlockKey *key)
@@ -672,8 +673,7 @@ extern void dlock_outbox_clear(DlockSpace *space);
 typedef struct DlockTelling
 {
 	DlockWatched *watched;
-	uint64		change;			/* the changes counted before the message was
-								 * made */
+	uint64		change;			/* value of "changes" when the telling began */
 	uint64		number;			/* of the latest dlock_watch_copy() */
 	int			count;			/* watches copied by it */
 } DlockTelling;

@@ -61,7 +61,7 @@
  * GRANTED and ENDING ones among its holders, GONE ones in neither.  A LEAVING
  * ticket no longer waits, and an ENDING one no longer holds.  A lease's ticket
  * stays LEAVING or ENDING until the removal of its row is in the WAL.  A
- * commit that pins it, or its lease's delay, also keeps a ticket ENDING.
+ * ticket also stays ENDING while a commit pins it or a delay keeps it.
  *
  * Only the backend that made a session's ticket frees it.  So this backend can
  * read the state without a lock.  References to a lease's ticket are counted.
@@ -89,7 +89,7 @@ typedef struct DlockList
 	uint32		length;
 } DlockList;
 
-/* A ticket's events, for NOTIFY; the ticket owns this, unless "orphaned" */
+/* A ticket's events, for NOTIFY; owned by the ticket, unless "orphaned" */
 typedef struct DlockAnnouncement
 {
 	DlockLink	link;			/* in DlockSpace.outbox; must be first */
@@ -106,7 +106,7 @@ typedef struct DlockAnnouncement
 	uint32		events;			/* DLOCK_EVENT_... still to be sent */
 	uint32		sending;		/* the events that the sender is sending */
 	bool		in_outbox;		/* in the outbox: armed, with events (I28) */
-	bool		orphaned;		/* no ticket owns it: free it once sent */
+	bool		orphaned;		/* no ticket owns it; it is freed once sent */
 	int64		number;			/* of the ticket */
 	bool		granted;		/* its grant is in "events", or was sent */
 	bool		wanted;			/* another ticket waits; told if "granted" */
@@ -150,7 +150,7 @@ typedef struct DlockTicket
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;		/* below 0: see dlock_ticket_begin_wait() */
 
-	/* the same; for a lease's ticket, changes need the lease lock too (I19) */
+	/* the same; changes of a lease's ticket need the lease lock, too (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
@@ -203,7 +203,7 @@ typedef struct DlockRecord
 	pg_atomic_uint64 lsn;		/* end of that write, or of a later one */
 } DlockRecord;
 
-/* For changes of a lease's ttl or durability; allocated for the first one */
+/* For changes of a lease's ttl or durability; made for the first change */
 typedef struct DlockRetiming
 {
 	DlockLink	link;			/* in DlockSpace.retimed; must be first */
@@ -212,7 +212,7 @@ typedef struct DlockRetiming
 	dsa_pointer lease;			/* DlockLease */
 
 	/* protected by the space's lease lock */
-	int64		next_ttl;		/* the row's, in us; 0: the lease's own ttl */
+	int64		next_ttl;		/* ttl in the row, in us; 0: the lease's own */
 	bool		listed;			/* listed, with a reference to the lease */
 } DlockRetiming;
 
@@ -222,8 +222,8 @@ typedef struct DlockRetiming
  * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
  * lock, when the delay begins.  A close sets 0 at once.  0 is final (I13).
  *
- * A single lease belongs to one ticket, at the offset DLOCK_SINGLE_LEASE_SIZE.
- * It has no row, delay, session or info, and no fields for these.
+ * A single lease is followed by its only ticket, at DLOCK_SINGLE_LEASE_SIZE.
+ * Such a lease has no row, delay, session or info, and no fields for these.
  */
 struct DlockLease
 {
@@ -235,19 +235,19 @@ struct DlockLease
 	bool		single;			/* of one ticket, whose number it has */
 
 	/* used only by the session that makes the lease */
-	bool		has_place;		/* has room for its ticket, not made yet */
+	bool		has_place;		/* its ticket's memory is not used yet */
 
 	/* protected by the space's lease lock */
 	bool		in_leases;		/* in DlockSpace.leases */
 	bool		ran_out;		/* has run out; not logged yet */
-	bool		delayed;		/* has run out, and its delay has begun */
+	bool		delayed;		/* has run out, and its delay is not over */
 	uint32		held;			/* how many of "tickets" are GRANTED */
 
 	/* atomic, only raised, under the space's lease lock */
 	pg_atomic_uint32 durability;	/* highest synchronous_commit of callers */
 
 	/* atomic */
-	pg_atomic_uint32 waiters;	/* sessions that wait for a lock for it */
+	pg_atomic_uint32 waiters;	/* sessions waiting for a lock on its behalf */
 
 	/* protected by the space's lease lock */
 	DlockLink	in_space;		/* in DlockSpace.leases */
@@ -257,7 +257,7 @@ struct DlockLease
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
-	/* least dlock_lease_confirmed_at(), or DLOCK_NO_DEADLINE: no limit yet */
+	/* the least dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: no limit yet */
 	pg_atomic_uint64 confirmed;
 
 	/* atomic */
@@ -301,7 +301,7 @@ typedef struct DlockLeaseTicket
 	DlockRecord record;
 
 	/* immutable once the ticket has joined a lock */
-	dsa_pointer lease;			/* DlockLease, to which this is a reference */
+	dsa_pointer lease;			/* DlockLease; counts as a reference to it */
 	dsa_pointer owner;			/* terminated string, or invalid */
 	uint32		request;		/* hash of its request */
 
@@ -359,7 +359,7 @@ typedef struct DlockLock
 	int32		slots;			/* permits in all, requested or set; 0: none */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		closed;			/* holders kept by a delay: no ticket fits */
+	uint32		closed;			/* holders that a delay keeps (I16) */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
 	bool		leased:1;		/* a lease has held it since it was free */
@@ -437,7 +437,7 @@ typedef struct DlockWatched
 	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* changed under that lock and the outbox's; read under one if exclusive */
+	/* changes need that lock and the outbox's; reads, one of them exclusive */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
@@ -519,7 +519,7 @@ typedef struct DlockContention
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
-/* Places of "removed"; two locks in use rarely share one; a power of 2 */
+/* Places of "removed", a power of 2; two locks in use rarely share a place */
 #define DLOCK_REMOVED_BUCKETS	1024
 
 /* Least number of dead rows for which the tables of leases are vacuumed */
@@ -553,19 +553,19 @@ typedef struct DlockLoading
 	int			part;			/* DlockLoadPart in progress */
 	int64		last;			/* number of the latest row read there */
 
-	/* rows from elsewhere: how many, and from where the first one is */
+	/* rows from elsewhere: their number, and where the first one is from */
 	uint64		num_foreign;
 	uint64		foreign_system;
 	Oid			foreign_database;
 } DlockLoading;
 
-/* purge.c removes a space that no backend uses and none can use again. */
+/* purge.c removes a space that no backend uses or can use again. */
 struct DlockSpace
 {
 	/* immutable */
 	DlockSpaceKey key;
 
-	/* every acquire writes the next 3 fields; keep others off their line */
+	/* every acquire writes next_ticket; keep other fields off its line */
 	char		padding1[PG_CACHE_LINE_SIZE];
 
 	/* changed under mutex or by dlock_ticket_draw() */
@@ -611,7 +611,7 @@ struct DlockSpace
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
 	pg_atomic_uint64 lock_told_at;	/* last log line on a locked table */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
-	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
+	pg_atomic_uint32 failure;	/* SQLSTATE of the latest one */
 
 	/* by level: when the latest acknowledged heartbeat was sent; monotonic */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS];
@@ -625,7 +625,7 @@ struct DlockSpace
 		pg_atomic_uint32 holder;	/* proc number, plus 1; or 0 */
 		pg_atomic_uint64 asked_at;	/* last request for a holder; monotonic */
 	}			offices[DLOCK_NUM_OFFICES];
-	pg_atomic_uint32 worker_comes;	/* worker sees new marks within 10 ms */
+	pg_atomic_uint32 worker_comes;	/* worker will see marks within 10 ms */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died early */
 
 	/*
@@ -638,13 +638,13 @@ struct DlockSpace
 	pg_atomic_uint32 vacuum_at; /* dead_rows at which a vacuum starts */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
 
-	/* by lock: end of the latest commit that removed a holder's row; or 0 */
+	/* by lock's hash: end of the latest commit that removed a holder's row */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
 	/* totals, without what is in the counters of DlockBackends (counter.c) */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
-	/* exclusive to move a backend's counts to "counters", shared to sum up */
+	/* exclusive to move a backend's counts to "counters"; shared to add up */
 	LWLock		counts_lock;
 	uint64		counted_before[DLOCK_NUM_COUNTERS]; /* at the latest reset */
 	TimestampTz counted_since;
@@ -662,7 +662,7 @@ typedef struct DlockSpaceEntry
 	bool		useless;		/* being removed: gets no user (I6) */
 	dsa_pointer space;
 
-	/* the same; only in the entry of a database, whose extension is 0 */
+	/* the same lock; used only in a database's entry, whose extension is 0 */
 	uint64		unreserved;		/* first number not yet reserved */
 } DlockSpaceEntry;
 
@@ -674,20 +674,20 @@ typedef struct DlockBackend
 
 	/* protected by mutex */
 	slock_t		mutex;
-	uint64		wait_count;		/* waits begun so far; the latest's number */
+	uint64		wait_count;		/* waits begun so far; numbers the latest */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
 	dsa_pointer wait_lease;		/* lease that the ticket is for; or invalid */
 	DlockMode	wait_mode;		/* requested mode */
 	int32		wait_permits;
 	DlockKey	wait_key;		/* lock waited for */
 
-	/* atomic, as the fields below: the finder of a deadlock sets a victim's */
+	/* atomic, as the fields below; set if this is the victim of a deadlock */
 	pg_atomic_uint32 check_requested;
 
 	/* incremented when a ticket of this backend is ended by force */
 	pg_atomic_uint32 lost;
 
-	/* written by this backend only, so without a locked instruction */
+	/* only this backend writes them, so no locked instruction is needed */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 	pg_atomic_uint64 space;		/* that it counts for; see dlock_count_for() */
 
