@@ -7,17 +7,17 @@
  * graph.c collects all awaited locks, of this database's space and of
  * PostgreSQL's lock manager.  A root is a vertex that does not wait while
  * another vertex waits for it.  For each root, the view counts the vertices
- * behind it, those that wait for it directly or not.  An enqueued ticket
- * counts as a session that waits.
+ * behind it: those that wait for it, directly or indirectly.  An enqueued
+ * ticket counts as a session that waits.
  *
- * A count visits each place once, because each lock records, by mode, the
- * first place that was visited.  Roots with a single place, in the same lock
- * and mode, share a count.  So the time grows with the number of places,
- * unless many roots have several awaited locks.
+ * For each mode, a count visits a place at most once: a lock's done[] says
+ * from where on all places were visited.  If roots have one place each, in the
+ * same lock and modes, they share a count.  So the time grows with the number
+ * of places, unless many roots have several awaited locks.
  *
- * A vertex behind no root is in a cycle, or waits for a vertex in a cycle: a
- * deadlock that is not detected yet.  For each cycle, the view shows the
- * vertex that began to wait last.
+ * A vertex behind no root is in a cycle, or waits for a vertex in a cycle.
+ * Such a cycle is a deadlock that is not detected yet.  Of each cycle, the
+ * view shows the vertex that began to wait last.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,10 +40,10 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* Most locks to list for a vertex */
+/* Maximum number of locks listed for a vertex */
 #define MAX_HOLDS	16
 
-/* The first waiting request that a place blocks; -1: none */
+/* Returns the first waiting request that a place blocks, or -1. */
 static int
 first_behind(const DlockGraphLock *lock, int p)
 {
@@ -76,7 +76,7 @@ count_place(DlockGraph *graph, DlockGraphPlace *place)
 	place->counted = graph->number;
 	if (place->first_wait < 0)
 	{
-		/* no session waits: an enqueued ticket of this database */
+		/* the place is an enqueued ticket's, of this database */
 		graph->found_ours = true;
 		return 1;
 	}
@@ -168,7 +168,7 @@ count_all_behind(DlockGraph *graph, int root)
 	return count;
 }
 
-/* A vertex that vertex n waits for; -1: the graph has none */
+/* Returns a vertex that vertex n waits for, or -1 if the graph has none. */
 static int
 find_blocker(const DlockGraph *graph, int n)
 {
@@ -260,7 +260,7 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 /* What the view shows of a vertex's locks */
 typedef struct Summary
 {
-	DlockGraphLock *lock;		/* lock of dlock with most waiters, or NULL */
+	DlockGraphLock *lock;		/* the dlock lock with most waiters, or NULL */
 	const DlockGraphPlace *place;	/* the vertex's place in that lock */
 	int			behind;			/* number of waiters for that lock */
 	uint64		since;			/* earliest start of a wait for any of the
@@ -297,7 +297,7 @@ summarize(const DlockGraph *graph, const DlockVertex *vertex, Summary *summary)
 	}
 }
 
-/* The info of the ticket at a place; NULL: none */
+/* Returns the info of the ticket at the summary's place, or NULL. */
 static text *
 find_info(DlockSpace *space, const Summary *summary)
 {
@@ -306,7 +306,7 @@ find_info(DlockSpace *space, const Summary *summary)
 
 	if (!lock->has_infos)
 	{
-		/* both lists have the holders in the order of numbers */
+		/* rows and places both have the holders in the order of numbers */
 		row = dlock_queue_rows_of(space, &lock->key);
 		for (int p = 0; p < lock->holders; p++)
 		{
@@ -385,7 +385,7 @@ show_if_ours(ReturnSetInfo *rsinfo, DlockGraph *graph, DlockSpace *space,
 		show_vertex(rsinfo, graph, space, vertex, count);
 }
 
-/* dlock_blockers without the columns of pg_stat_activity */
+/* Returns dlock_blockers without the columns of pg_stat_activity. */
 PG_FUNCTION_INFO_V1(dlock_blocker_status);
 Datum
 dlock_blocker_status(PG_FUNCTION_ARGS)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lone_call.c
- *	  Warns if a guard or a transaction-scoped lock was a whole transaction.
+ *	  Warns if a transaction only set a guard or took a lock for itself.
  *
  * Such a call has no effect: the guard protects no write, and the lock is
  * released at once.  A function cannot know that no statement will follow in
@@ -27,7 +27,7 @@
 
 #include "backend/inner.h"
 
-/* The function whose call is all that the transaction has executed, or 0 */
+/* If the transaction has executed only one call, the called function; or 0 */
 Oid			dlock_lone_call = InvalidOid;
 
 static bool

@@ -4,7 +4,7 @@
  *	  The worker's private list of when it must look at each lease again.
  *
  * A lease can be due later than noted here, because a renewal does not notify
- * the worker.  A change of a ttl does (dlock_due_update()).
+ * the worker.  A change of a ttl notifies it (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -25,16 +25,16 @@ typedef struct Look
 {
 	DlockLease *lease;			/* with a reference; hash key, must be first */
 	uint64		due;			/* monotonic microseconds */
-	int			class;			/* of its heartbeats (heartbeat.c) */
+	int			class;			/* from dlock_heartbeat_add() */
 	pairingheap_node node;
-	bool		attached;		/* in attached_looks */
+	bool		attached;		/* is this in attached_looks? */
 	dlist_node	attached_node;
 } Look;
 
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases for which standbys could count; a detached one stays so */
+/* Attached leases for which standbys could count.  Detaching is final. */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* Make a hash table whose keys are addresses. */
@@ -97,7 +97,7 @@ classify(Look *look)
 	}
 }
 
-/* Add a lease, so that the worker looks at the lease when it is due. */
+/* Add a lease.  The worker will look at it when it is due. */
 void
 dlock_due_add(DlockLease *lease)
 {
@@ -119,7 +119,7 @@ dlock_due_add(DlockLease *lease)
 	classify(look);
 }
 
-/* Most leases to update in one step */
+/* Maximum number of leases to update in one step */
 #define UPDATES	256
 
 /* Update up to UPDATES retimed leases.  Returns true if more may be left. */
@@ -171,7 +171,7 @@ dlock_due_next(void)
 							  pairingheap_first(looks_by_due))->due;
 }
 
-/* End leases that are due, for at most "step" microseconds. */
+/* Spend at most "step" microseconds on ending leases that are due. */
 void
 dlock_due_expire(uint64 step)
 {
@@ -196,8 +196,8 @@ dlock_due_expire(uint64 step)
 }
 
 /*
- * Is a lease attached for which standbys could count?  Standbys can be named
- * later; until then, each heartbeat of the worker counts as their answer.
+ * Is there an attached lease for which standbys could count?  Until any are
+ * named, dlock_heartbeat_beat() notes the present moment as their answer.
  */
 bool
 dlock_due_has_attached(void)

@@ -25,7 +25,7 @@ bool		dlock_log_expirations;
 
 static DlockSpace *my_space = NULL;
 
-/* Leases that have run out in an interval: those with a line, and others */
+/* Leases that ran out in this interval.  Those without a line are counted. */
 static DlockExpiry lines[MAX_LINES];
 static int	num_lines = 0;
 static int	num_logged = 0;
@@ -54,7 +54,7 @@ append_seconds(StringInfo buffer, uint64 microseconds)
 					 (int) (microseconds / 1000 % 1000));
 }
 
-/* Append a list of the tickets, the first few by name. */
+/* Append a list of the lease's tickets, the first few by the locks' names. */
 static void
 append_tickets(StringInfo buffer, const DlockExpiry *expiry)
 {
@@ -122,7 +122,7 @@ log_expiry(const DlockExpiry *expiry)
 	pfree(detail.data);
 }
 
-/* A line that names a held lock reveals a grant, so flush removals first. */
+/* Log the noted leases.  First flush removals, because lines reveal grants. */
 static bool
 tell_all(void)
 {
@@ -135,7 +135,7 @@ tell_all(void)
 	return false;
 }
 
-/* At the end of the interval, or at once, log the number of other leases. */
+/* End the interval if its time is over or "at_once"; log what was counted. */
 static uint64
 end_interval(bool at_once)
 {

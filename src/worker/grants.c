@@ -24,7 +24,7 @@
 typedef struct Grant
 {
 	DlockLeaseTicket *ticket;	/* with a reference; hash key, must be first */
-	int			durability;		/* level; selects the heap */
+	int			durability;		/* the level, which selects the heap */
 	XLogRecPtr	lsn;
 	pairingheap_node node;
 } Grant;
@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Announce durable grants, up to "step" us.  Returns when to call it again. */
+/* Announce durable grants for at most "step" us.  Returns the next time. */
 uint64
 dlock_grants_announce(uint64 step)
 {

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * heartbeat.c
- *	  When the worker sends heartbeats (shared/quorum.c): one for each quarter
- *	  of the least ttl of the leases that it knows.
+ *	  Decides when the worker sends heartbeats (shared/quorum.c): it sends one
+ *	  in each quarter of the least ttl of the leases that it knows.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,8 +20,8 @@ static uint32 counts[64];
 static uint64 next_heartbeat = 0;
 
 /*
- * A lease of a class needs a heartbeat in each quarter of 2^class us.  A lease
- * of class -1 needs none.  With remote_apply, twice as many are needed,
+ * A lease of class n needs a heartbeat in each quarter of 2^n us.  A lease of
+ * class -1 needs none.  With remote_apply, twice as many are needed,
  * because an answer reports what was replayed at the previous heartbeat.
  */
 static int

@@ -21,7 +21,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Most announcements, and most watches, per transaction */
+/* Maximum number of announcements, and of watches, per transaction */
 #define BATCH	1000
 
 /* When the next of the listed names is due, in monotonic microseconds */
@@ -51,8 +51,8 @@ tell_of_turn(void *arg)
 }
 
 /*
- * Take the lock of async.c before the commit does.  Then messages that arrive
- * during the wait are copied, too.
+ * Take the lock of NOTIFY (async.c) before the commit takes it.  Then messages
+ * that arrive during the wait are copied, too.
  */
 static void
 wait_for_turn(void)
@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name that is told in several transactions, and the channels told so far */
+/* A name whose watches take several transactions; channels notified so far */
 static struct
 {
 	DlockWatched *watched;
@@ -145,7 +145,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 									true) : "null");
 }
 
-/* Notify at most "max" watches.  Returns false if there is nothing to tell. */
+/* Notify at most "max" watches of a name.  Returns false if none needs it. */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
@@ -231,7 +231,7 @@ make_arrays(void)
 
 /*
  * Send announcements and notify watchers, at most BATCH of each.  Returns true
- * if more may be left.  Raises the errors of NOTIFY, with no message lost.
+ * if more may be left.  If NOTIFY raises an error, no message is lost.
  * Only the holder of the sender's office calls this.
  */
 bool
@@ -249,7 +249,7 @@ dlock_notify_send(DlockSpace *space)
 	next_due = DLOCK_NO_DEADLINE;
 	StartTransactionCommand();
 
-	/* a failed NOTIFY does not advance the tail of a full queue; this does */
+	/* unlike a failed NOTIFY, this advances the tail of a full queue */
 	if (failed)
 	{
 		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
@@ -257,7 +257,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* flush before others wait for us; notify_of_tickets() flushes the rest */
+	/* flush most removals now, before other processes wait for our lock */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = notify_of_tickets(space);

@@ -37,14 +37,14 @@
 #include "shared/shared.h"
 #include "worker/process.h"
 
-#define RETRY_MS		100		/* after an error; doubled each time, ... */
-#define MAX_RETRY_MS	2000	/* ... up to this */
-#define LOCKED_RETRY_MS	5		/* after a lock timeout */
+#define RETRY_MS		100		/* first pause after an error; then doubled */
+#define MAX_RETRY_MS	2000	/* longest pause after an error, by default */
+#define LOCKED_RETRY_MS	5		/* after a lock timeout, with patience_ms */
 #define LOG_EVERY		60		/* at least each 60th message about a lock is
 								 * logged */
 #define OWNER_PATIENCE_MS	1000
 
-/* Fix the settings that ALTER DATABASE and ALTER ROLE must not change. */
+/* Set what ALTER DATABASE and ALTER ROLE must not change. */
 static void
 pin_settings(void)
 {
@@ -91,7 +91,7 @@ pin_settings(void)
 	CommitTransactionCommand();
 }
 
-/* This process's database; it cannot be renamed while we are connected */
+/* Our database, which cannot be renamed while we are connected */
 static NameData database_name;
 
 const char *
@@ -109,10 +109,10 @@ leave_shared_state(void)
 	dlock_detach();
 }
 
-/* dlock_database_changes() when the owner was looked up */
+/* What dlock_database_changes() returned before the owner was looked up */
 static uint64 owner_known_at;
 
-/* Show the owner as our role, because DROP DATABASE (FORCE) checks that. */
+/* Show the owner as our role, because DROP DATABASE (FORCE) checks roles. */
 static void
 belong_to_owner(void)
 {
@@ -383,7 +383,7 @@ dlock_task_perform(DlockTask *task)
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(TopMemoryContext);
-	/* a lock timeout that came after the wait must not cancel anything */
+	/* if a lock timeout came after the wait, it must not cancel anything */
 	if (get_timeout_indicator(LOCK_TIMEOUT, true))
 		QueryCancelPending = false;
 	if (failed)
@@ -405,6 +405,6 @@ dlock_process_sleep(uint64 until)
 	(void) WaitLatch(MyLatch,
 					 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
 					 timeout, PG_WAIT_EXTENSION);
-	/* reset it before any look for work, so that no wakeup is missed */
+	/* reset the latch before any look for work, so that no wakeup is missed */
 	ResetLatch(MyLatch);
 }

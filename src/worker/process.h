@@ -22,11 +22,11 @@
 /* A task that is retried if it fails */
 typedef struct DlockTask
 {
-	const char *what;			/* "...ing ...", for the log */
-	bool		(*perform) (void);	/* true: there is more to do */
-	void		(*failed) (int code);	/* NULL, or called with the SQLSTATE */
-	bool		(*tell_of_lock) (const char *database); /* NULL, or tries to
-														 * log the blockers */
+	const char *what;			/* for the log, like "sending ..." */
+	bool		(*perform) (void);	/* returns true if more is left to do */
+	void		(*failed) (int code);	/* gets the SQLSTATE; can be NULL */
+	bool		(*tell_of_lock) (const char *database); /* tries to log the
+														 * blockers, if set */
 	long		max_retry_ms;	/* longest pause after an error; 0: default */
 	long		patience_ms;	/* before lock timeouts are reported */
 

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * sender.c
- *	  The processes that may wait for long, which the worker must not: the
- *	  sender of announcements, and the vacuum process.
+ *	  The sender of announcements, and the vacuum process.  Both may wait for
+ *	  long, as the worker must not.
  *
  * The sender ends after DLOCK_IDLE_MS without messages.  It can die at any
  * time, because unsent announcements stay in the outbox.
@@ -22,7 +22,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Longest pause after an error, in ms; it delays announcements */
+/* Longest pause after an error, in ms; announcements wait for its end */
 #define MAX_RETRY_MS	100
 
 PGDLLEXPORT void dlock_sender_main(Datum arg);

@@ -2,7 +2,7 @@
  *
  * worker.c
  *	  The background worker: writes the journal, ends leases that are due, and
- *	  has announcements sent.
+ *	  starts the sender and the vacuum process.
  *
  * The worker stays while it is needed (is_missed()), but not longer, so that
  * it neither blocks DROP DATABASE nor takes a slot from another database.
@@ -38,22 +38,22 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define PATIENCE_MS		1000	/* of lock timeouts, before they are logged */
+#define PATIENCE_MS		1000	/* lock timeouts go on unlogged for this long */
 #define LEAVE_MS		1000	/* a terminated worker ends if the journal has
 								 * not got shorter for this long */
 #define TWICE_MS		100		/* a second signal so soon is a duplicate */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
-#define STAY_LOOK_MS	10		/* ... between checks for them */
+#define STAY_LOOK_MS	10		/* between checks for these sessions */
 #define LOOK_MS			2000	/* between checks that the extension exists */
 #define RETRY_START_MS	100		/* between attempts to start a sender */
 #define MISS_MS			10		/* between calls of is_missed() */
-#define STEP_US			5000	/* longest step of a task; then others run */
-#define LAZY_MS			10		/* delay if no process awaits the removal */
-#define SOON_MS			5000	/* worker stays for a lease due this soon */
+#define STEP_US			5000	/* after this, a task lets other tasks run */
+#define LAZY_MS			10		/* delay of removals that no process awaits */
+#define SOON_MS			5000	/* worker stays if a lease is due this soon */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
-#define SURE_LOOKS		3		/* refused commands lock it, but briefly */
-#define FIRST_PAUSE_MS	100		/* if a worker died young; doubles with each */
+#define SURE_LOOKS		3		/* a refused command locks it, but briefly */
+#define FIRST_PAUSE_MS	100		/* after one early death; doubles with each */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
 
@@ -103,7 +103,7 @@ let_go(void)
 
 /*
  * Leave the office.  Then start the next worker if there is work, because work
- * may have come just before (I20).  If we make way, sessions start the next.
+ * may have come just before (I20).  If makes_way, sessions start the next one.
  */
 static void
 resign(int code, Datum arg)
@@ -159,7 +159,7 @@ handle_terminate(SIGNAL_ARGS)
 
 /*
  * Load the tables unless they are loaded, and take over the journal.  Returns
- * true if not done yet.  If the extension is gone, journal_task finds out.
+ * true if rows are left.  If the extension is gone, journal_task finds out.
  */
 static bool
 begin_work(void)
@@ -211,7 +211,7 @@ collect_unknown(void)
 	LWLockRelease(&my_space->lease_lock);
 }
 
-/* Remember a lease's grants, as far as they may have to be announced. */
+/* Remember those of a lease's grants that may have to be announced. */
 static void
 learn_of_grants(DlockLease *lease)
 {
@@ -227,7 +227,7 @@ learn_of_grants(DlockLease *lease)
 	LWLockRelease(&my_space->lease_lock);
 }
 
-/* Learn of leases and their grants, LEARN_AT_ONCE per step. */
+/* Learn of the next leases and their grants.  Returns true if any are left. */
 static bool
 learn(void)
 {
@@ -246,7 +246,7 @@ learn(void)
 	return !knows_all;
 }
 
-/* Loading has failed: notify the processes that wait for it. */
+/* After a failed load, notify the processes that wait for it. */
 static void
 begin_failed(int code)
 {
@@ -305,7 +305,7 @@ write_failed(int code)
 		forget_leases();
 }
 
-/* No sender can be started: take its office, and send from the worker. */
+/* If no sender can be started, take its office and send from the worker. */
 static bool
 send_without_sender(void)
 {
@@ -398,7 +398,7 @@ write_the_rest(void)
 	ProcDiePending = InterruptPending = true;
 }
 
-/* Returns when to check again: the end of a session does not wake us. */
+/* After SIGTERM, end, or return when to check again for sessions' ends. */
 static uint64
 leave_if_told(void)
 {
@@ -479,9 +479,9 @@ terminate(DlockOffice office)
 }
 
 /*
- * Does a process that drops, renames or copies the database wait for dlock's
- * processes?  Ends the others then; the caller must end, too.  Lowers *next to
- * the time of the next check.
+ * Does a process wait for dlock's processes, to drop, rename or copy the
+ * database?  If so, this ends the sender and the vacuum process, and the
+ * caller must end, too.  Lowers *next to the time of the next check.
  */
 static bool
 is_in_the_way(uint64 now, uint64 *next)
@@ -571,7 +571,7 @@ begin_worker(void)
 	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
 }
 
-/* How long a worker that is not needed stays, in microseconds */
+/* How long the worker stays if it is not needed, in microseconds */
 static uint64
 idle_time(void)
 {

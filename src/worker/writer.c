@@ -22,7 +22,7 @@
 /* Rows per transaction */
 #define BATCH	1000
 
-/* How long the worker keeps flushing after two callers waited at a time */
+/* How long the worker flushes for a lone caller, too, after several waited */
 #define CROWD_MS	100
 
 static DlockImage *images = NULL;
@@ -41,8 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * From the lease's first row on, standbys count.  No standby can have the
-	 * row yet, and heartbeats for the lease begin with the write.
+	 * Standbys begin to count here: none can have the row yet, and heartbeats
+	 * for the lease begin with the write.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
@@ -62,7 +62,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
 		image->inherits = ticket->heir && state == DLOCK_WAITING;
-		/* a ticket that was not "over" can be LEAVING by now */
+		/* the ticket may have become LEAVING since "over" was set */
 		image->granted = image->inherits || state == DLOCK_GRANTED ||
 			state == DLOCK_ENDING;
 		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
@@ -94,7 +94,7 @@ copy_marked(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* An heir's row is in the WAL, behind the removal of the holder's row. */
+/* Note that the heir's row is in the WAL, after the holder's removal. */
 static void
 note_inheritance(const DlockImage *image)
 {
@@ -106,7 +106,7 @@ note_inheritance(const DlockImage *image)
 	ticket->inherited = true;
 }
 
-/* May a caller wait until this image is flushed?  A release does not wait. */
+/* Can a caller be waiting for this image's flush?  A release does not wait. */
 static bool
 is_awaited(const DlockImage *image)
 {
@@ -114,9 +114,9 @@ is_awaited(const DlockImage *image)
 }
 
 /*
- * If only one caller waits, that caller flushes.  If several wait, the worker
- * flushes before it wakes them.  Otherwise all would wake up only to wait for
- * the first to flush.  Changes that arrive meanwhile are the next batch.
+ * A lone caller flushes for itself.  If several callers wait, the worker
+ * flushes before it wakes them, and goes on to do so for CROWD_MS.  Otherwise
+ * all would wake only to wait for the first to flush.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
@@ -169,7 +169,7 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u32(&record->written, images[i].mark);
-		/* publish() unmarks a record that it finishes or shares */
+		/* publish() unmarks records that are over or become shared */
 		if (record->marked == images[i].mark && !images[i].over &&
 			!images[i].shares)
 			dlock_journal_unmark(space, record);
@@ -229,7 +229,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* records that end after their copy stay marked, for the next batch */
+		/* if it has ended since the copy, the next batch has it again */
 		if (images[i].over || !committed)
 			settle_record(space, record);
 		if (images[i].shares && committed)
@@ -265,8 +265,8 @@ tell_blocked_on(DlockSpace *space, Oid table)
 
 /*
  * Write one batch.  Returns the number of records, or -1 if the extension is
- * gone.  After an error, nothing is written and all records stay marked.  The
- * error goes to callers at once, but a lock timeout only if it lasts.
+ * gone.  After an error, nothing is written and all records stay marked.
+ * Callers are told at once, but of a lock timeout only if timeouts go on.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
@@ -319,7 +319,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	return count;
 }
 
-/* Rows that were in flight when a worker died count as written. */
+/* If a worker died, count the rows that it had in flight as written. */
 void
 dlock_writer_begin(DlockSpace *space)
 {
