@@ -31,7 +31,7 @@
 /* A role or session user below 1/LITTLE of the limit "has little". */
 #define LITTLE		64
 
-/* Memory counted to no role may reach 1/NOBODYS of the limit. */
+/* The memory that is counted to no role may reach 1/NOBODYS of the limit. */
 #define NOBODYS		16
 
 /* GUC, in percent of dlock_memory_limit() */
@@ -92,7 +92,7 @@ find_closed_account(void)
 	return account;
 }
 
-/* With "make", this can raise 53200.  Without, the role must have one. */
+/* With "make", can raise 53200.  Otherwise the role must have an account. */
 static Account *
 open_account(Oid role, bool make)
 {
@@ -156,7 +156,7 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 /*
  * The limit of an account, in percent: the role's setting by ALTER ROLE.  If
  * the role has none, or has logged in here, the limit is this session's own
- * setting.  The catalog is read only at first, and if "again" is set.
+ * setting.  The catalog is read at the first call, and if "again" is set.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -191,7 +191,7 @@ exceeds_limit(Account *account, int64 limit, bool again)
 
 /*
  * Is there plenty of memory for one more lock of the role?  If not, the caller
- * must ask dlock_check_memory().  Raises 53200 if no account can be made.
+ * must call dlock_check_memory().  Raises 53200 if no account can be made.
  */
 bool
 dlock_memory_suffices(Oid role)
@@ -207,8 +207,8 @@ dlock_memory_suffices(Oid role)
 /*
  * Is there memory for a sketch (contention.c)?  Sketches are counted to no
  * role and outlive the sessions that need them, so together they have a small
- * share.  Half of it is only for the first names of each space.  The last
- * eighth of the memory is never used for sketches.  Raises 53200, as above.
+ * share.  Half of this share is kept for the first names of each space.  The
+ * last eighth of the memory is never used for sketches.  Raises 53200.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -283,8 +283,8 @@ memory_of_session_user(Account *account)
 /*
  * Do the role and the session user both have little?  One session user can
  * assume many roles, and must not take the reserve once per role.  So the
- * session user becomes the account's sponsor: the account counts for both,
- * until it is removed or another session user with little becomes its sponsor.
+ * session user becomes the account's sponsor.  The account then counts for
+ * both, until another session user with little becomes its sponsor.
  */
 static bool
 has_little(Account *account, int64 limit)
@@ -304,9 +304,9 @@ has_little(Account *account, int64 limit)
 
 /*
  * Raise 53200 unless there is memory for one more lock of the role.  An eighth
- * is kept for superusers, who must lock in order to clean up.  Another eighth
- * is kept for roles that have little, so that a few large users do not stop
- * all others.
+ * of all is kept for superusers, who must lock in order to clean up.  Another
+ * eighth is kept for roles that have little, so that a few large users do not
+ * stop all others.
  */
 void
 dlock_check_memory(Oid role)
@@ -359,7 +359,7 @@ dlock_release_memory(Oid role, void *object, Size size)
 	return_memory(role, size);
 }
 
-/* NULL gives an invalid pointer.  Raises 53200. */
+/* Copy a text; returns an invalid pointer for NULL.  Raises 53200. */
 dsa_pointer
 dlock_text_copy(Oid role, const char *text)
 {

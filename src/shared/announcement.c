@@ -5,7 +5,7 @@
  *
  * An announcement that is armed and has events is in the space's outbox, and
  * the sender sends it (I28).  It leaves the outbox only after it was sent.  So
- * if the sender fails or dies, the next attempt sends it, perhaps twice.
+ * if the sender fails or dies, the next attempt sends it, perhaps again.
  *
  * An announcement is armed once the transaction that made it has committed and
  * its LISTEN is in effect.  Otherwise it could be sent before the session
@@ -99,8 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count an announcement, so that the worker stays.  In a session, only after
- * the ticket has joined: a failed request leaves it on the spare ticket.
+ * Count an announcement, so that the worker stays.  An announcement that a
+ * failed request leaves on the spare ticket is not counted.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -121,8 +121,8 @@ dlock_announcement_release(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Exchange a ticket's announcement, or remove it.  The old one is freed; with
- * "keep", the sender first sends it if it is in the outbox.  Raises nothing.
+ * Exchange a ticket's announcement, or remove it, and free the old one.  With
+ * "keep", an old one in the outbox is freed after it is sent.  Raises nothing.
  */
 void
 dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
@@ -149,8 +149,8 @@ dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 }
 
 /*
- * Called when a ticket ends.  Its events are still sent, once the announcement
- * is armed.  Raises nothing.
+ * Called when a ticket ends.  The ticket's events are still sent, once the
+ * announcement is armed.  Raises nothing.
  */
 void
 dlock_announcement_orphan(DlockTicket *ticket)
@@ -171,7 +171,7 @@ dlock_announcement_orphan(DlockTicket *ticket)
 		dlock_announcement_replace(ticket, InvalidDsaPointer, true);
 }
 
-/* Empty the outbox of an unused space.  All its tickets are gone. */
+/* Empty the outbox of an unused space, whose tickets are all gone. */
 void
 dlock_announcement_purge(DlockSpace *space)
 {
@@ -268,7 +268,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim an announcement that a rollback left unarmed; returns 0 if none. */
+/* Claim an announcement that a rollback left unarmed; 0 if there is none */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -305,7 +305,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/* A ticket was loaded.  If it was "granted", that counts as announced. */
+/* A ticket was loaded.  If it was "granted", its grant counts as announced. */
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {

@@ -48,7 +48,7 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 		dsa_free(dlock_area, made);
 }
 
-/* Divide a bucket by one more hash bit, if the new one's segment exists. */
+/* Divide a bucket by one more hash bit, if the new bucket's segment exists. */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 {
@@ -101,7 +101,7 @@ dlock_buckets_insert(DlockBuckets *buckets, dsa_pointer entry,
 	buckets->count++;
 }
 
-/* The entry must be there. */
+/* The entry must be in the table. */
 void
 dlock_buckets_delete(DlockBuckets *buckets, dsa_pointer entry,
 					 DlockNextOf next_of)

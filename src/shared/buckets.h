@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * buckets.h
- *	  Buckets of hash tables that grow by one at a time (buckets.c).
+ *	  Buckets of hash tables that grow by one bucket at a time (buckets.c).
  *
  *-------------------------------------------------------------------------
  */
@@ -39,7 +39,7 @@ dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 {
 	uint32		bucket = hash & buckets->mask;
 
-	/* not in use yet: the bucket's entries are in the one to be divided */
+	/* the entries of a bucket not yet in use are in the one to be divided */
 	if (bucket >= buckets->num_buckets)
 		bucket &= buckets->mask >> 1;
 	return dlock_bucket_at(buckets, bucket);

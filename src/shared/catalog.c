@@ -144,7 +144,7 @@ dlock_check_committed(DlockSpace *space)
 	checked_space = space;
 }
 
-/* A setting in a pg_db_role_setting.setconfig, or NULL */
+/* The value of a setting in pg_db_role_setting.setconfig, or NULL */
 static char *
 find_setting(Datum config, const char *name)
 {

@@ -8,7 +8,7 @@
  * 2005), with weights: the microseconds that a name was waited for.  If all
  * DLOCK_CONTENDED_NAMES entries are in use, a new name replaces the name with
  * the least weight, and inherits this weight.  So each name with more than
- * 1/DLOCK_CONTENDED_NAMES of the total has an entry.
+ * 1/DLOCK_CONTENDED_NAMES of the total weight has an entry.
  *
  * The counters that the view shows begin at 0 when a name gets its entry, so
  * they are never too great.
@@ -147,7 +147,7 @@ dlock_contention_free(DlockSpace *space)
 	pg_atomic_write_u64(&space->contention, InvalidDsaPointer);
 }
 
-/* The entry of a name, or -1 */
+/* The index of a name's entry, or -1 */
 static int
 find(DlockContention *sketch, const DlockKey *key)
 {
@@ -175,7 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/* Give a name an entry, and set *e to its index; NULL if there is no chunk. */
+/* Give a name an entry, with index *e; returns NULL if there is no chunk. */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {

@@ -116,7 +116,7 @@ dlock_sum_counters(DlockSpace *space, uint64 *sums)
 	return since;
 }
 
-/* Reset the sketch of contended names, and all but the held tickets. */
+/* Reset the sketch, and all counts except that of the held tickets. */
 void
 dlock_reset_counters(DlockSpace *space)
 {

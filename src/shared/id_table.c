@@ -41,7 +41,7 @@ partition_of(DlockIdPartition *table, uint32 hash)
 /*
  * Neighbouring numbers have different partitions and neighbouring buckets, so
  * numbers that come or go in order hit the cache.  The higher bits are hashed,
- * too, because most numbers may be of sessions' tickets, not in here.
+ * too: most numbers may belong to sessions' tickets, which are not in here.
  */
 static inline uint32
 hash_number(int64 number)
@@ -190,7 +190,7 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * Returns a ticket with this request's hash that the callback accepts, with a
+ * Returns a ticket with this request's hash if the callback accepts it, with a
  * new reference; or NULL.  The callback is called with the partition locked.
  */
 DlockLeaseTicket *

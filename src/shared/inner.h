@@ -194,8 +194,8 @@ dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 
 /*
  * Note that a ticket waits, and has waited for "waited" microseconds already.
- * Until the grant, granted_at is -(start + 2^61), on the monotonic clock:
- * below 0 even if the wait began before the machine was booted.
+ * Until the grant, granted_at is -(start + 2^61), on the monotonic clock.  It
+ * is below 0 even if the wait began before the machine was booted.
  */
 static inline void
 dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)

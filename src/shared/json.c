@@ -52,7 +52,7 @@ replace_unknown(char *text)
 
 /*
  * Quote a text as a JSON string in ASCII.  In SQL_ASCII, each byte is one
- * character.  Unless "replace" is set, a failed conversion raises its error.
+ * character.  Unless "replace" is set, a failed conversion raises an error.
  */
 char *
 dlock_json_text(const char *text, int length, bool replace)

@@ -53,7 +53,7 @@ dlock_office_leave(DlockSpace *space, DlockOffice office)
 {
 	if (dlock_office_holder(space, office) != compat_my_procno())
 		return false;
-	/* first, because a successor may set it once the office is vacant */
+	/* set first: a successor may set it again once the office is vacant */
 	pg_atomic_write_u64(&space->offices[office].asked_at, 0);
 	pg_atomic_exchange_u32(&space->offices[office].holder, 0);
 	return true;
@@ -103,7 +103,7 @@ dlock_office_wake(DlockSpace *space, DlockOffice office)
 	return procno >= 0;
 }
 
-/* The PID of the holder, or 0 */
+/* The PID of an office's holder, or 0 */
 int
 dlock_office_pid(DlockSpace *space, DlockOffice office)
 {
@@ -123,7 +123,7 @@ dlock_worker_wake(DlockSpace *space)
 		dlock_office_start(space, DLOCK_WORKER);
 }
 
-/* Will the worker see a mark made before this call, within 10 ms? */
+/* Will the worker, within 10 ms, see a mark made before this call? */
 bool
 dlock_worker_comes(DlockSpace *space)
 {
@@ -131,7 +131,7 @@ dlock_worker_comes(DlockSpace *space)
 	return pg_atomic_read_u32(&space->worker_comes) != 0;
 }
 
-/* Wake the sender; if there is none, the worker starts one. */
+/* Wake the sender or, if there is none, the worker, which starts one. */
 void
 dlock_sender_wake(DlockSpace *space)
 {
@@ -168,9 +168,9 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 }
 
 /*
- * Each call of a session calls this.  If there is no worker, start one for
- * work, for a lease that may be due, or for possible announcements.  If the
- * session "waits", and has published this, any lease is a reason (I20).
+ * Each call of a session calls this.  If there is no worker, start one if
+ * there is work, a lease may be due, or events may have to be announced.
+ * If the session "waits", and has published its wait, any lease will do (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)
