@@ -3,12 +3,12 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in its space's list as soon as a process can find it.  The worker
- * takes it off that list when the removal of its row is in the WAL.
+ * A lease is in its space's list while it is open, and after that until the
+ * removal of its row, if it has one, is in the WAL.
  *
- * The deadline alone tells whether a lease is open (I13).  A renewal moves it
- * without a lock.  It becomes DLOCK_RAN_OUT before a process reports the lease
- * gone.  It becomes 0 at a close or, under the lease lock, as a delay begins.
+ * The deadline alone tells whether a lease is open (I13).  Renewals move it
+ * without a lock.  The deadline is made DLOCK_RAN_OUT before the lease is said
+ * to be gone, and 0 at a close or, under the lease lock, as a delay begins.
  *
  *-------------------------------------------------------------------------
  */
@@ -72,8 +72,8 @@ quorum_deadline(DlockLease *lease)
 
 /*
  * When a lease runs out, in monotonic microseconds; 0: it is gone (I13).
- * *deadline becomes the value that was read.  Without "at_standbys", standbys
- * are ignored, and a signal handler can call this.
+ * *deadline becomes the deadline that was read.  Without "at_standbys", this
+ * ignores standbys, and a signal handler can call it.
  */
 static uint64
 look(DlockLease *lease, bool at_standbys, uint64 *deadline)
@@ -97,7 +97,7 @@ look(DlockLease *lease, bool at_standbys, uint64 *deadline)
 	return 0;
 }
 
-/* As look(); DLOCK_NO_DEADLINE if a session keeps the lease alive */
+/* As look(), with standbys; DLOCK_NO_DEADLINE if nothing limits the lease */
 uint64
 dlock_lease_deadline(DlockLease *lease)
 {
@@ -106,7 +106,7 @@ dlock_lease_deadline(DlockLease *lease)
 	return look(lease, true, &deadline);
 }
 
-/* Is a lease gone?  For a signal handler: standbys are ignored. */
+/* Is a lease gone?  Ignores standbys.  A signal handler can call this. */
 bool
 dlock_lease_has_run_out(DlockLease *lease)
 {
@@ -116,7 +116,7 @@ dlock_lease_has_run_out(DlockLease *lease)
 }
 
 /*
- * Move the deadline to a ttl from now; returns false if the lease is gone.
+ * Move the deadline to now plus "ttl"; returns false if the lease is gone.
  * The deadline always changes (I13).  If "ttl" is 0, use the lease's own ttl,
  * and never move the deadline back.
  */
@@ -141,8 +141,8 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 }
 
 /*
- * Move the deadline to at most a ttl from now, unless the lease is attached or
- * gone.  Raises nothing.
+ * Move the deadline back to now plus the ttl, if it is later, unless the lease
+ * is attached or gone.  Raises nothing.
  */
 void
 dlock_lease_shorten(DlockLease *lease)
@@ -353,7 +353,7 @@ make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 {
 	DlockLease *lease;
 
-	/* before the allocation, because the look-up can raise an error */
+	/* before the allocation, because looking up a name can raise an error */
 	if (role_name == NULL)
 		role_name = GetUserNameFromId(GetUserId(), false);
 	dlock_check_committed(space);
@@ -430,8 +430,8 @@ dlock_lease_check_rights(const DlockLease *lease)
 }
 
 /*
- * Find a lease by number, and begin a use by the caller.  Returns NULL if it
- * is gone.  Raises 42501 if the current user may not use it.
+ * Find a lease by number, and begin a use by the caller.  Returns NULL if the
+ * lease is gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLease *
 dlock_lease_find(DlockSpace *space, int64 number)
@@ -458,9 +458,9 @@ raise_unconfirmed(const DlockLease *lease)
 
 /*
  * Make sure that a renewal can promise a full ttl from "start" (I21).  If
- * standbys count, wait for their answer, but for at most a quarter of the ttl
- * and MAX_RENEW_MS.  The deadline is moved first, so that the lease does not
- * run out during the wait.  Returns false if the lease was gone before it.
+ * standbys count, wait for their answer, for at most a quarter of the ttl and
+ * at most MAX_RENEW_MS.  First move the deadline, so that the lease does not
+ * run out during the wait.  Returns false if the lease was gone before that.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -484,8 +484,8 @@ dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
 }
 
 /*
- * Renew a lease; returns how many tickets it keeps, -1 if it is gone.  Raises
- * 58030 if standbys count and do not answer.
+ * Renew a lease; returns how many tickets it keeps, or -1 if it is gone.
+ * Raises 58030 if standbys count and do not answer in time.
  */
 int
 dlock_lease_renew(DlockSpace *space, int64 number)
@@ -572,8 +572,8 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 }
 
 /*
- * Start the ttls of all loaded leases.  "confirmed" is when the record that
- * standbys have acknowledged was sent.
+ * Start the ttls of all loaded leases.  Standbys have acknowledged a record
+ * that was sent at the time "confirmed".
  */
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)

@@ -99,7 +99,7 @@ finish_record(DlockSpace *space, DlockRecord *record)
 		ConditionVariableBroadcast(&record->changed);
 }
 
-/* Can a record's row be removed?  Not if a pin or a delay keeps a ticket. */
+/* Is a record over, and does no pin or delay keep its row? */
 bool
 dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 {
@@ -123,7 +123,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Finish a record and return true, if it is over and has no row.  The worker
+ * If a record is over and has no row, finish it and return true.  The worker
  * calls this after a write, and a backend after it has ended a record.
  */
 bool
@@ -140,7 +140,7 @@ dlock_lease_settle(DlockSpace *space, DlockRecord *record)
 	return over;
 }
 
-/* A call has failed: end its ticket, unless another call has claimed it. */
+/* End a failed call's ticket, unless another call has claimed the ticket. */
 void
 dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 {
@@ -169,7 +169,7 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 }
 
 /*
- * A lease is over: wake the sessions that wait for a lock for it.  A session
+ * A lease is over: wake the sessions that wait on its behalf.  A session
  * counts itself in "waiters" before it checks whether the lease is open.
  */
 static void
@@ -224,7 +224,7 @@ dlock_lease_withdraw(DlockLease *lease)
 	(void) dlock_lease_settle(space, &lease->record);
 }
 
-/* Close a lease; returns how many tickets it released, -1 if it was gone. */
+/* Close a lease; returns how many tickets this ended, -1 if it was gone. */
 int64
 dlock_lease_release(DlockSpace *space, int64 number)
 {
@@ -262,7 +262,7 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 		ticket = dlock_lease_first_closed(lease);
 		if (ticket == NULL && lease->delayed)
 		{
-			/* last, when the delay keeps no ticket any more */
+			/* clear it last, when the delay keeps no ticket any more */
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
@@ -350,7 +350,7 @@ dlock_lease_end_all(DlockSpace *space)
  * Complete an end that another process has begun.  Returns when to look again,
  * in monotonic microseconds: 0 for never, now if "until" came first.  If the
  * caller must log that the lease ran out, *expiry describes the lease;
- * otherwise its "lease" is 0.
+ * otherwise expiry->lease is 0.
  */
 uint64
 dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
@@ -469,7 +469,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
-	/* no call counts on a loaded row before the row is durable */
+	/* no call relies on a loaded row before the row is durable */
 	if (granted)
 		pg_atomic_write_u64(&ticket->granted_lsn, FirstNormalUnloggedLSN);
 	dlock_id_insert(&ticket->record);

@@ -42,9 +42,9 @@ same_text(const char *a, const char *b)
 }
 
 /*
- * From its creation until it is freed, a ticket is in the table of requests,
- * under a hash of its lock, owner, and lease or role.  Of all tickets with the
- * same request, at most one waits or holds (I14).
+ * Unless is_unique() is true, a ticket is in the table of requests until it is
+ * freed, under a hash of its lock, owner, and lease or role.  Of all tickets
+ * with the same request, at most one waits or holds (I14).
  */
 
 /* Does a ticket wait or hold, and have the same request as "wanted"? */
@@ -182,7 +182,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	/* an heir's ttl begins to run; that of another single lease starts over */
+	/* an heir's ttl begins; the ttl of any other single lease starts over */
 	if (lease->single && !dlock_lease_detach(lease))
 		(void) dlock_lease_extend(lease);
 	dlock_lease_begin_change(space);
@@ -199,7 +199,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 
 /*
  * A ticket becomes LEAVING or ENDING, or an ENDING one loses its last pin.
- * Returns true if it can leave at once, because it has no row (I15).
+ * Returns true if the ticket has no row, so that it can leave at once (I15).
  */
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
@@ -286,7 +286,7 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 		dlock_journal_mark(space, &ticket->record);
 	}
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
-	/* not before, because the worker reads it under the lease lock */
+	/* freed only now, because the worker reads it under the lease lock */
 	if (unused)
 		dlock_announcement_release(space, dlock_address(announcement));
 	if (undone)
@@ -309,8 +309,8 @@ dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 }
 
 /*
- * Exchange a ticket's announcement and announce_at.  If the ticket holds, its
- * grant is announced again.  The caller must wake the worker.
+ * Give a ticket another announcement, and set announce_at.  If the ticket
+ * holds, its grant is announced again.  The caller must wake the worker.
  */
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
@@ -418,8 +418,8 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Find a lease's ticket by number, and begin a use by the caller.  Returns
- * NULL if it is gone.  Raises 42501 if the current user may not use the lease.
+ * Find a lease's ticket by number, and begin a use by the caller.  NULL if the
+ * ticket is gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)

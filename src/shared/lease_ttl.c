@@ -3,17 +3,17 @@
  * lease_ttl.c
  *	  Another ttl or a higher durability for an open lease.
  *
- * Until a new ttl is durable, the shorter of old and new ttl counts; if the
- * call fails, so it stays.  The row has the new ttl at once.  So no server
- * honours a lease longer after a heartbeat than a standby's row says (I21).
+ * Until a new ttl is durable, and if the call fails, the shorter of both ttls
+ * counts.  The row has the new ttl at once.  So no server honours a lease
+ * longer after a heartbeat than a standby's row says (I21).
  *
- * The deadline moves at once to the new ttl from now.  A later deadline is
+ * The deadline moves at once to now plus the new ttl.  A later deadline is
  * safe, because standbys' answers limit the lease's life, too.  The lease is
  * listed in "retimed" of the space, so that the worker checks it again.
  *
  * A higher durability counts in memory at once, so that heartbeats are sent
- * even if the table is locked.  It never falls, because a caller that counts
- * on it may have returned.
+ * even if the table is locked.  The durability never falls, because a caller
+ * that relies on it may have returned.
  *
  *-------------------------------------------------------------------------
  */
@@ -91,7 +91,7 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
 
 /*
  * Raise a lease's durability to this level of synchronous_commit.  The caller
- * counts on "record", which is the lease or its ticket, and waits for the row
+ * relies on "record", which is the lease or its ticket, and waits for the row
  * afterwards.  Raises 53200, with nothing changed.
  *
  * If no standbys counted before, they count from now on.  If they counted at a
@@ -125,9 +125,9 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 }
 
 /*
- * Begin a change of the ttl: mark "record" and move the deadline.  Callers do
- * so one at a time.  Returns false if the lease is gone.  Raises 53200, with
- * nothing changed.
+ * Begin a change of the ttl: mark "record" and move the deadline.  A lease has
+ * one such change at a time.  Returns false if the lease is gone.  Raises
+ * 53200, with nothing changed.
  */
 bool
 dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
@@ -153,7 +153,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 }
 
 /*
- * Complete a change of the ttl, whose row was written after "start" and is
+ * Complete a change of the ttl.  Its row was written after "start" and is
  * acknowledged.  Returns how many tickets the lease keeps, -1 if it is gone.
  */
 int
@@ -184,7 +184,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	return result;
 }
 
-/* A new ttl's row is not durable: write the shorter ttl.  Raises nothing. */
+/* Undo dlock_lease_begin_ttl(), but keep a shorter ttl.  Raises nothing. */
 void
 dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 {

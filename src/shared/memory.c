@@ -35,8 +35,8 @@ dlock_memory_directory(void)
 }
 
 /*
- * In bytes: dlock.max_memory, but at most half of the file system's free
- * space, because parallel queries use that file system, too.
+ * The area's size in bytes: dlock.max_memory, but at most half of the file
+ * system's free space, because parallel queries use that file system, too.
  */
 Size
 dlock_area_size(void)

@@ -4,7 +4,7 @@
  *	  Removing name spaces that no backend can use again.
  *
  * Each loader looks at a few spaces, so that the spaces of dropped extensions
- * and databases do not add up.  A process short of memory looks at all spaces.
+ * and databases do not add up.  A process that needs memory looks at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,7 +22,7 @@
 
 static uint64 database_changes = 0;
 
-/* Free the leases of a space without users or locks. */
+/* Free what is in the lists of a space without users or locks. */
 static void
 purge_leases(DlockSpace *space)
 {
@@ -89,8 +89,8 @@ find_unused(void)
 }
 
 /*
- * Remove a useless space.  The entry is unlocked early, or any scan of all
- * spaces would wait for it.  After an error, the next call continues (I6).
+ * Remove a useless space.  The entry is unlocked early, so that scans of all
+ * spaces do not wait for it.  After an error, the next call continues (I6).
  */
 static void
 remove_space(DlockSpaceEntry *entry)
@@ -103,7 +103,7 @@ remove_space(DlockSpaceEntry *entry)
 	entry->useless = true;
 	dshash_release_lock(dlock_spaces, entry);
 
-	/* a new space of this installation would not know these removals (I15) */
+	/* a new space of this installation would not have these positions (I15) */
 	dlock_journal_flush_removals(space);
 	dlock_queue_purge(&key);
 	purge_leases(space);
@@ -173,7 +173,7 @@ dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
 	list_free_deep(unused);
 }
 
-/* If the caller needs a space that is being removed, complete the removal. */
+/* If a space that the caller needs is being removed, complete the removal. */
 void
 dlock_remove_useless_space(const DlockSpaceKey *key)
 {

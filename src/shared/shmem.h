@@ -222,7 +222,7 @@ typedef struct DlockRetiming
  * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
  * lock, when the delay begins.  A close sets 0 at once.  0 is final (I13).
  *
- * A single lease is followed by its only ticket, at DLOCK_SINGLE_LEASE_SIZE.
+ * A single lease is followed by its first ticket, at DLOCK_SINGLE_LEASE_SIZE.
  * Such a lease has no row, delay, session or info, and no fields for these.
  */
 struct DlockLease
