@@ -33,7 +33,7 @@
 #error "dlock needs PostgreSQL 15 or later"
 #endif
 
-/* 19: the name is in shared memory; before 19, each process registers it */
+/* 19: a tranche's name is shared; before 19, each process registers it */
 static inline int
 compat_lwlock_new_tranche(const char *name)
 {
@@ -53,8 +53,8 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * Do not replicate what this process writes to subscribers with "origin =
- * none" (from 16 on).  Each commit then has the given time as origin time.
+ * Subscribers with "origin = none" (from 16 on) do not get what this process
+ * writes.  Each commit then has the given time as origin time.
  *
  * 19: the variables became members of a structure
  */
@@ -97,7 +97,7 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_JUMBLE_STATE	JumbleState
 #endif
 
-/* 17: proc numbers replaced backend IDs, and MyProcNumber is this process's */
+/* 17: proc numbers replaced backend IDs; MyProcNumber is this process's one */
 static inline int
 compat_my_procno(void)
 {
@@ -129,7 +129,7 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/* 18, and late minor releases of 15 to 17: a flag says the status is valid */
+/* 18, and late minor releases of 15 to 17: a flag says if the status is set */
 static inline bool
 compat_sync_standbys_defined(void)
 {
@@ -175,8 +175,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * The element after a link in a list of the lock manager, or the first one if
- * the link is NULL; NULL at the end.  The caller holds the partition's lock.
+ * Returns the element after a link in a list of the lock manager, or the first
+ * if the link is NULL; NULL at the end.  The caller has locked the partition.
  */
 static inline void *
 compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)
@@ -190,7 +190,7 @@ compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)
 #endif
 }
 
-/* The next holder of a lock, or waiter for it */
+/* The next holder or waiter of a lock */
 static inline PROCLOCK *
 compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 {

@@ -39,8 +39,8 @@ static ExecutorRun_hook_type previous_executor_run = NULL;
 static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
 /*
- * If the transaction has lost a guarded lock, all statements but those of
- * transaction control fail.  Do not read "pstmt" once it has run: if it is a
+ * If the transaction has lost a guarded lock, all statements except those of
+ * transaction control fail.  Do not read "pstmt" after it has run: if it is a
  * CALL by the extended protocol, a ROLLBACK in the procedure frees it.
  */
 static void

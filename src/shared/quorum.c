@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * quorum.c
- *	  Heartbeats: WAL records that keep leases alive for which synchronous
- *	  standbys count, once these acknowledge them.
+ *	  Heartbeats: WAL records that synchronous standbys must acknowledge to
+ *	  keep leases alive.
  *
- * An acknowledged heartbeat proves that no standby had been promoted when it
- * was sent.  So what counts is the time read before the heartbeat was written,
- * never the time of the answer (I21).  Any process can send one or look for
+ * An acknowledged heartbeat proves that no standby had been promoted when the
+ * heartbeat was sent.  So the time read before it was written counts, not the
+ * time of the answer (I21).  Any process can send heartbeats and look for
  * answers, so a renewal does not depend on the worker.
  *
  *-------------------------------------------------------------------------
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* locked: PostgreSQL wakes waiters first and changes the setting then */
+	/* locked: PostgreSQL wakes waiters and only then changes the setting */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -66,7 +66,7 @@ dlock_quorum_confirmed(DlockSpace *space, int durability)
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note an answer to a heartbeat sent at "moment".  A later time stays. */
+/* Note an answer to a heartbeat sent at "moment", unless it is an old one. */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -124,7 +124,7 @@ dlock_quorum_look(DlockSpace *space)
 		note_answer(space, q, take_acknowledged(space, q, positions[q]));
 }
 
-/* Add a heartbeat; in a full array, it replaces the latest one. */
+/* Add a heartbeat.  If the array is full, the latest one is replaced. */
 static void
 remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 {
@@ -154,8 +154,8 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 /*
  * Wait until a heartbeat sent at "since" or later is acknowledged at this
  * level; returns false if "until" comes first.  Sends a heartbeat if none was
- * sent since.  Sends more from time to time, because standbys report replay
- * only with new WAL, and because another sender may have been stopped.
+ * sent since then.  Later sends more, because standbys report replay only with
+ * new WAL, and because another process may stop before it has sent its own.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,

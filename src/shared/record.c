@@ -4,8 +4,8 @@
  *	  Records: leases and leases' tickets, which can have rows.
  *
  * Any backend can find a record by number and use it.  So references are
- * counted: one for being listed, one for each use by a backend, and one to its
- * lease for each ticket.
+ * counted: one while the record is listed, one for each use by a backend, and
+ * for a lease, one for each of its tickets.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,8 +18,8 @@
 #include "shared/inner.h"
 
 /*
- * The records that this backend uses: a stack, in which levels never fall.  A
- * call that fails leaves its uses to the end of its (sub)transaction.
+ * The records that this backend uses: a stack, in which levels never fall.
+ * The uses of a failed call end with its (sub)transaction.
  */
 typedef struct Use
 {
@@ -31,7 +31,7 @@ static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
-/* Initialize a record, or only the first fields, which a single lease has. */
+/* Initialize a record.  A single lease has only the record's first fields. */
 void
 dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
@@ -44,7 +44,7 @@ dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 	ConditionVariableInit(&record->changed);
 }
 
-/* Copy a record's info into "buffer" and return that; NULL if it has none. */
+/* Copy a record's info; returns "buffer", or NULL if there is no info. */
 const char *
 dlock_record_copy_info(DlockRecord *record, char *buffer)
 {
@@ -165,7 +165,7 @@ dlock_record_use(DlockRecord *record)
 	dlock_record_use_found(record);
 }
 
-/* As dlock_record_use(), but the caller has a reference already */
+/* As dlock_record_use(), but takes over the caller's reference */
 void
 dlock_record_use_found(DlockRecord *record)
 {
@@ -184,7 +184,7 @@ dlock_record_end_uses(int before)
 		dlock_record_unref(uses[--num_uses].record);
 }
 
-/* Find and use the lease and ticket with a number; NULL if there is none. */
+/* Find and use the lease and the ticket with a number.  Each can be NULL. */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)

@@ -3,7 +3,7 @@
  * report.c
  *	  Leases and their tickets, in messages.
  *
- * Users' texts and lists are cut, so that they cannot fill the server's log.
+ * Texts of users and lists of tickets are cut, so that they cannot fill a log.
  *
  *-------------------------------------------------------------------------
  */

@@ -7,7 +7,7 @@
  * in the slack of the main shared memory segment.  For all the rest, it makes
  * one segment of dynamic shared memory.
  *
- * A backend attaches to the whole segment at its first call, until it exits.
+ * At its first call a backend attaches to the whole segment, until it exits.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session with the old one is attached.
  * Then the first new session replaces the segment and loads the tables, as
@@ -179,7 +179,7 @@ map_segment(void)
 
 /*
  * Wake the processes of another layout, so that workers among them call
- * dlock_is_replaced() and end.  Returns the PIDs of all that it woke.
+ * dlock_is_replaced() and end.  Returns the PIDs, at most MAX_PIDS_NAMED.
  */
 static char *
 rouse_others(void)

@@ -87,8 +87,8 @@ make_space(const DlockSpaceKey *key)
 }
 
 /*
- * Count this backend as a user of a space; NULL if the space does not exist or
- * is useless.  The last cell of attached_spaces must be NULL.
+ * Count this backend as a user of a space; returns NULL if the space does not
+ * exist or is useless.  The last cell of attached_spaces must be NULL.
  */
 static DlockSpace *
 use_space(const DlockSpaceKey *key)
@@ -136,7 +136,7 @@ enter_space(const DlockSpaceKey *key)
 		dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/* If there is no such space, make it or, without "make", return NULL. */
+/* Use a space.  If there is none, make it or, without "make", return NULL. */
 static DlockSpace *
 attach_space(const DlockSpaceKey *key, bool make)
 {
@@ -180,7 +180,7 @@ dlock_find_space(const DlockSpaceKey *key)
 /*
  * The space of the extension that is installed in this database now.  The
  * catalog is read again only if pg_proc has changed, because creating or
- * dropping an extension with functions changes it.
+ * dropping an extension with functions changes pg_proc.
  */
 DlockSpace *
 dlock_current_space(void)

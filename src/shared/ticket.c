@@ -9,11 +9,11 @@
  * no number is drawn twice, even after a crash.
  *
  * A block starts above three numbers: the sequence's last_value, the time
- * (seconds since 2025-01-01, shifted left by 22), and all that the database
- * has reserved in this server.  The time makes numbers grow if the sequence
- * has gone back, as after lost WAL, point-in-time recovery or the restore of
- * an old dump.  The third rule covers an extension that was dropped and
- * created again.
+ * (seconds since 2025-01-01, shifted left by 22), and the greatest number that
+ * the database has reserved in this server.  The time makes numbers grow if
+ * the sequence has gone back, as after lost WAL, point-in-time recovery or the
+ * restore of an old dump.  The third number is for an extension that was
+ * dropped and created again.
  *
  * Why not nextval()?  It changes the user's lastval(), locks the sequence to
  * the end of the transaction, and assigns a transaction id.  It fails in a
@@ -92,8 +92,8 @@ check_sequence(Relation sequence)
 }
 
 /*
- * Open the sequence, to reserve a block.  If this transaction has given it a
- * new file, by ALTER SEQUENCE, a rollback would take the reservation back.
+ * Open the sequence, to reserve a block.  Raises 55000 if this transaction has
+ * given it a new file, because a rollback would then undo the reservation.
  */
 static Relation
 open_sequence(DlockSpace *space)
@@ -127,7 +127,7 @@ last_reserved(Form_pg_sequence_data data)
 	return data->is_called ? data->last_value : data->last_value - 1;
 }
 
-/* Can this number have been drawn?  "Yes" if the sequence is locked. */
+/* Can this number have been drawn?  Returns true if the sequence is locked. */
 bool
 dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 {
@@ -192,7 +192,7 @@ write_reservation(Relation sequence, int64 minimum)
 
 /*
  * The first number above all that spaces of this database have reserved in
- * this server, also for installations that were dropped or rolled back
+ * this server, including spaces that were dropped or rolled back
  */
 uint64
 dlock_first_unreserved(Oid database)
@@ -276,7 +276,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 }
 
-/* The time, up to some milliseconds ago, at a quarter of the usual cost */
+/* The time, some milliseconds old at most, at a quarter of the usual cost */
 static TimestampTz
 current_time(void)
 {
@@ -352,7 +352,7 @@ dlock_spares_fit(const DlockRequest *request, Oid role)
 		request->channel == NULL && dlock_lock_is_spare(&request->key, role);
 }
 
-/* Make a session's ticket.  Raises 53200.  The caller checks the limit. */
+/* Make a session's ticket.  Raises 53200.  Does not check the memory limit. */
 DlockTicket *
 dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 {

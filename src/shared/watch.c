@@ -135,7 +135,7 @@ dlock_watch_count_change(const DlockKey *key, DlockSpace **to_wake)
 
 /* The session's part */
 
-/* Find the entry of a name, or enter "made", and add a user. */
+/* Find a name's entry or, if there is none, enter "made"; then add a user. */
 static DlockWatched *
 use_watched(DlockWatched *made)
 {
@@ -329,7 +329,7 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 
 /*
  * Begin to tell the watches of a name.  The holder that the caller reads next
- * is the one after telling->change changes or more (I29).  The name goes to
+ * is the one after at least telling->change changes (I29).  The name goes to
  * the end of the list and is not due for at least INTERVAL.  If no watch was
  * left, frees the name and returns false.
  */
@@ -360,7 +360,7 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 	return used;
 }
 
-/* Copy up to "max" watches not told in this round; sets telling->count. */
+/* Copy up to "max" watches to be told in this round; sets telling->count. */
 void
 dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 				 DlockWatcher *watchers, int max)
@@ -382,7 +382,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Note that the copied watches were told.  New watches may precede them. */
+/* Note that the copied watches were told.  New ones may precede them now. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
@@ -407,10 +407,10 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * The watches copied last have been told; without "told", all holders have
- * ended but not left, so the next change is told.  If all watches are told,
- * the round ends, and the name leaves the list, unless its holders have
- * changed since or it has no users.  Returns true if a watch is left to tell.
+ * With "told", the watches copied last have been told.  Otherwise all holders
+ * have ended but not left, so the next change will be told.  If all watches
+ * are told, the round ends, and the name leaves the list, unless its holders
+ * have changed or it has no users.  Returns true if more watches must be told.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
@@ -429,7 +429,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
 	more = told && first && first->told < watched->round;
 	if (more)
 	{
-		/* back to the head of the list: the other watches are told next */
+		/* move the name to the head: its other watches are told next */
 		dlock_list_remove(&space->changed, &watched->link);
 		dlock_list_prepend(&space->changed, &watched->link);
 		watched->due = 0;
