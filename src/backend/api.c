@@ -23,7 +23,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* Are all other arguments at their defaults?  Then they need no parsing. */
+/* Are all arguments after the name defaults?  Then none needs to be parsed. */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)
 {
@@ -77,7 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/* Make the procedure's result before the acquire, because this can fail. */
+/* Make the procedure's result.  This can fail, so it is before the acquire. */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -126,7 +126,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(row));
 }
 
-/* (name, channel).  No right is needed: dlock_locks shows holders, too. */
+/* (name, channel).  Needs no right, because dlock_locks shows holders, too. */
 PG_FUNCTION_INFO_V1(dlock_watch);
 Datum
 dlock_watch(PG_FUNCTION_ARGS)
@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Mostly reads no catalog: an unseen DROP EXTENSION counts as a later one. */
+/* Usually reads no catalog.  If it misses a DROP EXTENSION, that is later. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -333,7 +333,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	DlockKey	key;
 	int64		fence;
 
-	/* prevent DROP EXTENSION until the commit, because it frees all locks */
+	/* prevent DROP EXTENSION until the commit: that would free all locks */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
 	space = dlock_begin_protected_change(fcinfo, &key);

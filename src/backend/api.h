@@ -10,7 +10,7 @@
 
 #include "backend/inner.h"
 
-/* Define a function for SQL that calls a C function */
+/* Define an SQL function whose result is "call", a call of a C function */
 #define DLOCK_FUNCTION(name, call) \
 	PG_FUNCTION_INFO_V1(name); \
 	Datum \
@@ -72,7 +72,7 @@ dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 	return PG_GETARG_TEXT_PP(argument);
 }
 
-/* Uses of a session that do not work behind a transaction pooler */
+/* Ways to use a session, which do not work behind a transaction pooler */
 typedef enum DlockSessionUse
 {
 	DLOCK_USE_LOCK,

@@ -13,7 +13,7 @@
 
 #include "backend/api.h"
 
-/* Compare pointers to keys.  Takes interrupts, because sorting can be long. */
+/* Compare pointers to keys.  Takes interrupts, because a sort can be long. */
 static int
 compare_keys(const void *a, const void *b)
 {
@@ -44,8 +44,8 @@ check_count(int count)
 }
 
 /*
- * Make keys of names: "keys" in the array's order, "sorted" without duplicates
- * in the order in which all calls acquire.  Returns the length of "sorted".
+ * Make *keys, in the array's order.  *sorted has pointers to them, without
+ * duplicates, in the order of acquiring.  Returns the length of *sorted.
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -88,7 +88,7 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 	return unique;
 }
 
-/* The fences of all names, in the array's order */
+/* Returns the fences of all names, in the array's order. */
 static ArrayType *
 make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
 			const int64 *fences)
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* a timeout's error names a lock: without names, have no timeout */
+		/* the error of a timeout names a lock, so without names, have none */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else
@@ -163,7 +163,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	}
 
 	result = make_result(keys, count, sorted, unique, fences);
-	/* last, because an error before this releases the locks */
+	/* last, because an error after this would not release the locks */
 	if (scope != DLOCK_TRANSACTION)
 		dlock_xact_keep_result(fcinfo->flinfo, unique);
 	else if (!try)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.c
- *	  How functions that SQL calls begin, and their arguments.
+ *	  The beginnings and the arguments of functions that SQL calls.
  *
  * No function is strict.  A NULL for an argument that needs a value is an
  * error, because a NULL result would mean "not acquired".
@@ -61,9 +61,9 @@ dlock_check_unrestricted(void)
 }
 
 /*
- * Begin a call that changes anything, even if only by a wait or a LISTEN.  It
- * is refused in a security-restricted operation, for example if ANALYZE calls
- * a function of the table's owner for an index.
+ * Begin a call that changes anything, even if only by a wait or a LISTEN.
+ * Raises an error in a security-restricted operation, for example if ANALYZE
+ * calls a function of the table's owner for an index.
  */
 DlockSpace *
 dlock_begin_change(void)
@@ -140,7 +140,8 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 }
 
 /*
- * Microseconds in an interval; -1 if it is negative, too long or infinite.
+ * Returns the microseconds of an interval; if it is negative, too long or
+ * infinite, a negative number.
  * Months have 30 days and days 24 hours, as in PostgreSQL.
  */
 static int64
@@ -155,9 +156,7 @@ interval_length(const Interval *interval)
 	return Max(result, -1);
 }
 
-/*
- * A long timeout only warns, because some programs mean "no timeout" by it.
- */
+/* A long timeout raises only a warning: some programs mean "no timeout". */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
 {
@@ -180,7 +179,7 @@ dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
 	return result;
 }
 
-/* A ttl or a delay, in microseconds */
+/* Returns a ttl or a delay, in microseconds. */
 int64
 dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
 {
@@ -267,7 +266,7 @@ dlock_get_request(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 	request->info = dlock_get_info(fcinfo, next);
 }
 
-/* The rest of dlock_check_session_use(), if the setting is not "allow" */
+/* Warn against a use of the session, or refuse it (dlock.session_locks). */
 void
 dlock_advise_against_use(DlockSessionUse use)
 {
@@ -331,7 +330,7 @@ dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 	return lease;
 }
 
-/* The given channel; by default, this session's own */
+/* Returns the given channel or, by default, this session's own. */
 const char *
 dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 {
@@ -339,7 +338,7 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 
 	if (PG_ARGISNULL(argument))
 	{
-		/* in session scope, the caller has made this check already */
+		/* in session scope, the caller has checked the session's use */
 		if (scope == DLOCK_LEASE)
 			dlock_check_session_use(DLOCK_USE_CHANNEL);
 		return dlock_notify_listen();

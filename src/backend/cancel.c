@@ -10,7 +10,7 @@
  * notification could arrive in the next transaction.  So the backend itself
  * checks ("watches") the tickets that its transaction guards with: before each
  * statement, and every 100 ms during a statement, in a timeout's handler.  The
- * handler reads tickets without a lock, so a watched ticket is never freed.
+ * handler reads tickets without a lock, so no watched ticket may be freed.
  *
  * The handler cancels as pg_cancel_backend() does, but stores CANCELED_HERE in
  * QueryCancelPending.  If the guard ends before the cancel takes effect, the
@@ -37,10 +37,10 @@
 /* Interval of the handler's checks, in milliseconds */
 #define LOOK_EVERY	100
 
-/* Most guards to check before a statement, so that a loop of guards is fast */
+/* With more guards, statements check none, so that loops of guards are fast */
 #define MAX_LOOKED_AT	64
 
-/* In QueryCancelPending: only the handler has canceled; other cancels set 1 */
+/* QueryCancelPending if only the handler has canceled; other cancels set 1 */
 #define CANCELED_HERE	2
 
 /* A ticket that the current transaction guards with */
@@ -48,20 +48,20 @@ typedef struct Watched
 {
 	const DlockKey *key;
 	DlockTicket *ticket;
-	DlockLease *lease;			/* of the ticket, or NULL */
+	DlockLease *lease;			/* the ticket's lease, or NULL */
 } Watched;
 
 bool		dlock_cancel_lost_guards = true;
 
-/* For the handler: a statement runs, so "explanation" is on the stack */
+/* Tells the handler that a statement runs, with "explanation" on the stack */
 volatile bool dlock_cancel_explained = false;
 
-/* Read by the handler; the latest ticket comes last */
+/* The watched tickets, the latest last.  The handler reads this. */
 static Watched *volatile watched = NULL;
 static volatile int num_watched = 0;
 static int	max_watched = 0;
 
-/* The handler has canceled, and a lost ticket is still watched */
+/* Has the handler canceled for a lost ticket that is still watched? */
 static volatile sig_atomic_t canceled = false;
 
 static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered yet */
@@ -72,7 +72,7 @@ static void explain_cancel(void *arg);
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
- * The first watched ticket that does not hold any more, or NULL.  Takes no
+ * Returns the first watched ticket that no longer holds, or NULL.  Takes no
  * lock, raises no error, and may be called in a signal handler.
  */
 static const Watched *
@@ -112,7 +112,7 @@ exchange_cancel(sig_atomic_t before, sig_atomic_t after)
  * Is there something to cancel?  While a statement is parsed, planned or
  * executed, it has a snapshot or waits for a lock.  A deferred trigger at
  * COMMIT has a snapshot, too.  A statement that ends the transaction, or goes
- * back to a savepoint, has none, and must always work.
+ * back to a savepoint, has no snapshot, and must always work.
  */
 static bool
 is_cancelable(void)
@@ -135,8 +135,8 @@ put_explanation(void)
 
 /*
  * Put the explanation on error_context_stack, in the handler.  Returns false
- * if that is impossible now.  An executed statement has put it there already.
- * Otherwise, except in a lock wait, the stack may have freed entries.
+ * if that is impossible now.  While a statement is executed, it is there
+ * already.  Otherwise the stack may have freed entries, except in a lock wait.
  */
 static bool
 put_explanation_in_handler(void)
@@ -163,8 +163,8 @@ look_at_guards(void)
 }
 
 /*
- * Begin to check, or begin again: any error disables timeouts, also within a
- * savepoint, and the end of a statement restores error_context_stack.
+ * Begin to check, or begin again.  Any error, even in a savepoint, disables
+ * timeouts, and the end of a statement restores error_context_stack.
  */
 static void
 begin_looking(void)
@@ -216,8 +216,8 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 }
 
 /*
- * Stop watching the latest ticket or, at the beginning of a commit, "all":
- * pin_guards() checks these next.  Raises no error.
+ * Stop watching the latest ticket, or "all" at the beginning of a commit, when
+ * pin_guards() checks them next.  Raises no error.
  */
 void
 dlock_cancel_unwatch(bool all)
@@ -245,8 +245,8 @@ explain(const Watched *lost)
 }
 
 /*
- * A statement begins: if a guard is lost, raise an error, unless the statement
- * must always work (ROLLBACK TO).  With many guards, only the handler checks.
+ * As a statement begins, raise an error if a guard is lost and "may_fail".  A
+ * ROLLBACK TO must not fail.  With many guards, only the handler checks.
  */
 void
 dlock_cancel_check(bool may_fail)

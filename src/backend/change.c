@@ -4,8 +4,8 @@
  *	  Changing existing tickets and leases.
  *
  * A call changes a record in shared memory, and returns once the record's row
- * is durable.  If the write fails, the call restores the old value.  So only
- * one call at a time may change a record (I19).
+ * is durable.  If the write fails, the call restores the info, or the shorter
+ * ttl, but no mode.  So only one call at a time may change a record (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -21,7 +21,7 @@
 typedef struct Change
 {
 	DlockSpace *space;
-	DlockRecord *record;		/* the ticket's or the lease's; NULL: gone */
+	DlockRecord *record;		/* the ticket's or lease's; NULL if gone */
 	DlockLeaseTicket *ticket;
 	DlockLease *lease;
 	Oid			role;			/* the record's memory counts for this role */
@@ -32,7 +32,7 @@ typedef struct Change
 } Change;
 
 /*
- * Wait until no other call changes this number, and find its ticket or lease.
+ * Wait until no other call changes the record with this number, and find it.
  * Numbers that differ only above the 48 low bits share the lock.
  */
 static void
@@ -50,7 +50,7 @@ begin_change(Change *change, int64 number)
 		dlock_lease_find(change->space, number);
 	if (change->lease && change->lease->single)
 	{
-		/* its ticket was entered in the meantime */
+		/* the lease's ticket was entered after the first search */
 		change->lease = NULL;
 		change->ticket = dlock_lease_ticket_find(change->space, number);
 	}
@@ -93,7 +93,7 @@ exchange_info(Change *change)
 		dlock_lease_exchange_info(change->lease, &change->info);
 }
 
-/* Undo a change that did not become durable, at an error or an exit. */
+/* At an error or an exit before a change of info is durable, undo it. */
 static void
 undo_info(int code, Datum arg)
 {
@@ -184,7 +184,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	/* the number of a ticket renews only a single lease */
 	if (lease && !change.lease && !lease->single)
 		lease = NULL;
-	/* only the first change of a ttl allocates memory */
+	/* only the first change of a lease's ttl allocates memory */
 	if (lease && !DsaPointerIsValid(lease->retiming))
 		dlock_request_check_memory(change.space, lease->role);
 	if (lease &&

@@ -41,7 +41,7 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* in each call, because UNLISTEN or a rollback may have ended it */
+	/* in each call, because UNLISTEN or a rollback may have undone the last */
 	Async_Listen(my_channel);
 	return my_channel;
 }

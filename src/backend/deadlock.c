@@ -20,13 +20,13 @@
  * with Z.  W is in a cycle, because its own permit blocks it, but only the end
  * of A or Z helps.  So a deadlock is a set of waiters that stay stuck even if
  * all other processes go on.  A minimal set is strongly connected: if a part
- * of it waited for none of the rest, that part would be a smaller set.
+ * of it waited for none of the rest, the part alone would be such a set.
  *
  * find_knot() narrows the stuck processes to the *knot* of this backend.  It
  * repeats two steps until neither removes a process.  The first step keeps the
  * processes that wait for this backend and for which this backend waits,
  * directly or not.  The second keeps those that stay stuck even if all removed
- * processes go on.  No step removes a member of a minimal set that contains
+ * processes go on.  Neither removes a member of a minimal set that contains
  * this backend.  So if this backend is removed, it is in no deadlock.
  * Otherwise the knot contains each minimal set that contains this backend.
  * All members of a knot find the same knot.
@@ -59,13 +59,13 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* Most graphs to collect in one look, if the waits keep changing */
+/* Maximum number of graphs collected in one look, if waits keep changing */
 #define MAX_LOOKS		5
 
-/* Most members of a knot to try as the victim, the youngest first */
+/* Maximum number of members of a knot tried as the victim, youngest first */
 #define MAX_CANDIDATES	64
 
-/* Most processes to name in a list of a message */
+/* Maximum number of processes named in a list of a message */
 #define MAX_NAMED		10
 
 static bool
@@ -100,10 +100,10 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 
 /*
  * Does a request fit beside the stuck processes before it?  "counts" has their
- * number by mode, "permits" their permits.  Modes of a heavyweight lock that
- * the requesting backend itself has ("own") do not block the request.  A
- * request for more permits than the lock has slots counts as fitting: it waits
- * for dlock_set_slots(), not for a process.
+ * number by mode, "permits" their permits.  If the lock is heavyweight, the
+ * requesting backend's own modes ("own") do not block the request.  If a
+ * request wants more permits than the lock has slots, it fits, because it
+ * waits for dlock_set_slots(), not for a process.
  */
 static bool
 fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
@@ -125,8 +125,8 @@ fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
 }
 
 /*
- * Grant a queue's requests as if all processes that are not stuck had left.
- * In dlock's queues, no request passes a stuck process that does not fit.
+ * Grant a queue's requests as if only stuck processes were left.  In dlock's
+ * queues, no request passes a stuck process whose own request does not fit.
  */
 static bool
 reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
@@ -176,7 +176,7 @@ reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/* Of the stuck vertices, find those that stay stuck if all others go on. */
+/* Keep "stuck" only for vertices that stay stuck if all others go on. */
 static void
 reduce(DlockGraph *graph)
 {
@@ -192,7 +192,7 @@ reduce(DlockGraph *graph)
 	} while (changed);
 }
 
-/* Assume that PostgreSQL resolves all deadlocks of only heavyweight locks. */
+/* Assume that PostgreSQL resolves each deadlock that has no wait in dlock. */
 static void
 resolve_heavy(DlockGraph *graph)
 {
@@ -333,7 +333,7 @@ count_without(DlockGraph *graph, const DlockVertex *ended)
 	return count;
 }
 
-/* Several sessions can wait for one lease's ticket, hence the proc number. */
+/* Compares proc numbers, too: several sessions can wait for one ticket. */
 static bool
 is_younger(const DlockVertex *a, const DlockVertex *b)
 {
@@ -341,7 +341,7 @@ is_younger(const DlockVertex *a, const DlockVertex *b)
 		(a->number == b->number && a->procno > b->procno);
 }
 
-/* The youngest member that waits in dlock, of those older than "before" */
+/* Returns the youngest member older than "before" that waits in dlock. */
 static DlockVertex *
 next_candidate(DlockGraph *graph, const DlockVertex *before)
 {
@@ -359,7 +359,7 @@ next_candidate(DlockGraph *graph, const DlockVertex *before)
 	return next;
 }
 
-/* The victim of this backend's knot; NULL if this backend is in no knot */
+/* Returns the victim of this backend's knot, or NULL if it is in no knot. */
 static DlockVertex *
 find_victim(DlockGraph *graph)
 {
@@ -528,7 +528,7 @@ static void
 report_deadlock(DlockGraph *graph)
 {
 	StringInfoData waits;
-	StringInfoData queries;		/* for the log alone */
+	StringInfoData queries;		/* shown only in the log */
 
 	initStringInfo(&waits);
 	initStringInfo(&queries);
@@ -553,8 +553,8 @@ report_deadlock(DlockGraph *graph)
 }
 
 /*
- * Does a process wait for a heavyweight lock of this backend?  If a waiter is
- * just moving that lock out of the fast path, the next look finds the lock.
+ * Does a process wait for a heavyweight lock of this backend?  While a waiter
+ * moves such a lock out of the fast path, this look can miss it.
  */
 static bool
 blocks_heavyweight(void)
@@ -577,7 +577,7 @@ blocks_heavyweight(void)
 
 /*
  * Look for a deadlock.  Raises 40P01 if this backend is the victim.  Returns
- * false if the waits changed in each attempt: the caller must retry.
+ * false if the waits changed in each attempt.  Then the caller must retry.
  *
  * Unless "thorough", look only if a process waits for a heavyweight lock of
  * this backend.  This finds any cycle that a wait for a heavyweight lock
@@ -585,7 +585,7 @@ blocks_heavyweight(void)
  * in dlock closes a cycle, the waiting backend itself looks thoroughly.
  *
  * If another backend has found that this backend is the victim ("told"), look
- * in any case: its place in a queue may be all that blocks others.
+ * in any case: this backend may block others only by its place in a queue.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)

@@ -51,7 +51,7 @@ make_durable(XLogRecPtr lsn)
 	return dlock_quorum_is_acknowledged(lsn, durability);
 }
 
-/* Is the change in the WAL?  Then *lsn is set to its position. */
+/* Is the change in the WAL?  If so, sets *lsn to the change's position. */
 static bool
 is_written(DlockSpace *space, DlockRecord *record, uint64 mark,
 		   XLogRecPtr *lsn)
@@ -92,8 +92,8 @@ raise_no_worker(const char *detail)
 
 /*
  * Wait until a record's changes so far are durable at synchronous_commit.
- * Does not raise the lease's durability.  "outcome" is for the error message
- * of a failed wait: it says what becomes of the changes.
+ * Does not raise the lease's durability.  If the wait fails, "outcome" says in
+ * the error's detail what becomes of the changes.
  */
 void
 dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
@@ -166,7 +166,7 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 
 /*
  * Wait until a request's record is durable.  If this fails, the caller undoes
- * the request.  The lease keeps the durability: other callers may count on it.
+ * the request, but not the lease's durability: other callers may count on it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)
@@ -179,7 +179,7 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 					_("The request was undone."));
 }
 
-/* Wait at a level that may be higher than synchronous_commit. */
+/* Wait for a record at a level that may be above synchronous_commit. */
 void
 dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 					  const char *outcome)

@@ -36,7 +36,7 @@ dlock_describe_caller(void)
 					role_name(session), role_name(GetUserId()));
 }
 
-/* Does the lease belong to a role (*role) of which the caller is no member? */
+/* Is the caller no member of the lease's role?  Sets *role to its name. */
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {

@@ -20,10 +20,10 @@
  * LOCK stays mapped and is still a LOCK.  Fast-path locks need no search: a
  * waiter moves those that block it to the main table.
  *
- * A lease's ticket that has ended keeps its place until the worker has removed
- * its row, so waiters for its lock wait for the worker.  If a process locks a
- * table of leases, the worker polls ("blocked_on" of the space).  The graph
- * shows the worker at the end of that table's queue.
+ * After a lease's ticket has ended, it keeps its place until the worker has
+ * removed its row, so waiters for its lock wait for the worker.  If a process
+ * locks a table of leases, the worker polls ("blocked_on" of the space).  The
+ * graph shows the worker at the end of the queue for that table.
  *
  *-------------------------------------------------------------------------
  */
@@ -152,8 +152,8 @@ add_wait(DlockGraph *graph, int n, DlockGraphRef at, int procno, uint64 id)
 }
 
 /*
- * Collect the owners of the places before a waiter.  For a later waiter of the
- * same lock, the search continues from that place.
+ * Collect the owners of the places before a waiter's place.  For a later
+ * waiter of the same lock, the next call continues from there.
  */
 static void
 expand(DlockGraph *graph, DlockGraphRef at)
@@ -218,7 +218,7 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 	place->permits = member->permits;
 }
 
-/* The index of a lock; the first call for a lock reads the lock */
+/* Returns the index of a lock.  The first call for a lock reads the lock. */
 static int
 find_lock(DlockGraph *graph, const DlockKey *key)
 {
@@ -248,7 +248,7 @@ find_lock(DlockGraph *graph, const DlockKey *key)
 	return l;
 }
 
-/* A waiting ticket's place in a lock; -1 if it does not wait any more */
+/* Returns a waiting ticket's place in a lock, or -1 if it no longer waits. */
 static int
 find_waiting_place(const DlockGraphLock *lock, int64 number)
 {
@@ -331,7 +331,7 @@ copy_heavy_places(DlockGraph *graph, int l, LOCK *lock)
 	}
 }
 
-/* Find a heavyweight lock; NULL if unused.  The caller locks the partition. */
+/* Find a heavyweight lock, if in use.  The caller has locked its partition. */
 static LOCK *
 find_heavy_lock(const LOCKTAG *tag, int partition)
 {
@@ -369,7 +369,7 @@ read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
 	{
 		LOCK	   *lock;
 
-		/* a place more, for the worker */
+		/* one more place, for the worker */
 		max = requests * 2;
 		copy->places = MemoryContextAllocHuge(CurrentMemoryContext,
 											  (max + 1) *
@@ -401,7 +401,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
 		DlockGraphRef at;
 
-		/* the worker polls; read_lock_of_worker() has entered its wait */
+		/* if the worker polls, read_lock_of_worker() has entered its wait */
 		if (awaited == NULL && i != graph->worker)
 			continue;
 		if (graph->heavy[i].lock < 0 && awaited != NULL)
@@ -437,8 +437,8 @@ link_groups(DlockGraph *graph)
 }
 
 /*
- * Read the lock of the table that blocks the worker, and enter the worker at
- * the end of its queue, unless the worker is in it.  This is done first, so
+ * Read the lock of the table that blocks the worker.  Enter the worker at the
+ * end of that lock's queue, unless it is in the queue.  This is done first, so
  * that the graph does not get this lock twice.
  */
 static void
@@ -472,12 +472,12 @@ read_lock_of_worker(DlockGraph *graph)
 		}
 		lock->count++;
 	}
-	/* identifies the wait: the same for as long as the worker is blocked */
+	/* identifies the wait, and stays the same while the worker is blocked */
 	place->since = graph->blocked_on;
 	graph->heavy[graph->worker] = (DlockGraphRef) {l, p};
 }
 
-/* A palloc'd array of -1 */
+/* Returns a palloc'd array of -1. */
 static void *
 make_index(Size size)
 {
@@ -506,8 +506,8 @@ make_graph(DlockSpace *space)
 }
 
 /*
- * The PID of the space's worker if it cannot lock a table, otherwise 0.  *pids
- * and *count are set to the PIDs of the processes that block the worker.
+ * Returns the PID of the space's worker if it cannot lock a table, or else 0.
+ * Sets *pids and *count to the PIDs of the processes that block the worker.
  */
 int
 dlock_graph_blocked_worker(DlockSpace *space, Datum **pids, int *count)
@@ -547,8 +547,8 @@ take_place(DlockGraph *graph, int n, int l, int p)
  * request that it blocks, so the places in the queue need no vertex.
  *
  * If no ticket holds the lock, the worker must still remove the last holder's
- * row, and counts as the holder.  Exception: a first request for more permits
- * than the lock has slots waits for no process.
+ * row, and counts as the holder.  But if the first request is for more permits
+ * than the lock has slots, it waits for no process.
  */
 static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)

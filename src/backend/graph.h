@@ -1,9 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * graph.h
- *	  Who waits for whom, in dlock's queues and for heavyweight locks:
- *	  collected by graph.c for deadlock.c and blockers.c, in backend-local
- *	  memory.
+ *	  The graph of waits in dlock's queues and for heavyweight locks.  graph.c
+ *	  collects it for deadlock.c and blockers.c, in backend-local memory.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,14 +24,14 @@ typedef struct DlockWait
 	DlockKey	key;			/* of the ticket's lock */
 } DlockWait;
 
-/* Identifies a place: index of its lock (-1: none), and index in the lock */
+/* The two indexes of a place: of its lock (-1: none), and within the lock */
 typedef struct DlockGraphRef
 {
 	int			lock;
 	int			place;
 } DlockGraphRef;
 
-/* A holder or waiter; in a heavyweight lock, a process can have both */
+/* A holder or waiter.  A process can be both, for a heavyweight lock. */
 typedef struct DlockGraphPlace
 {
 	int			procno;			/* possibly a parallel worker's */
@@ -43,22 +42,22 @@ typedef struct DlockGraphPlace
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	bool		granted;
 	LOCKMASK	modes;			/* held or requested, a bit for each */
-	LOCKMASK	conflicts;		/* modes that a request conflicts with */
+	LOCKMASK	conflicts;		/* modes with which a request conflicts */
 	uint64		since;			/* start of the wait; 0: held, or just begun */
 
-	/* of a lock of dlock */
+	/* only for a lock of dlock */
 	int64		number;			/* of the ticket */
 	int64		lease;			/* number of the ticket's lease, or 0 */
 	Oid			role;
 	int32		slots;			/* as requested, or as set */
 	int32		permits;
-	bool		counts;			/* holds, waits, or keeps the lock closed */
-	bool		closed;			/* a delay keeps the lock closed */
+	bool		counts;			/* does it hold, wait, or close the lock? */
+	bool		closed;			/* does a delay keep the lock closed? */
 
-	/* blockers.c's */
+	/* used by blockers.c */
 	DlockGraphRef next_of_vertex;
 	int			counted;		/* DlockGraph.number of its latest count */
-	const DlockRow *row;		/* of a ticket with an info, or NULL */
+	const DlockRow *row;		/* the ticket's, if it has an info, or NULL */
 } DlockGraphPlace;
 
 typedef struct DlockGraphLock
@@ -66,22 +65,22 @@ typedef struct DlockGraphLock
 	bool		heavyweight;
 	DlockKey	key;			/* unless heavyweight */
 	LOCKTAG		tag;			/* if heavyweight */
-	int			next;			/* in the same bucket; -1: none */
+	int			next;			/* next lock in the bucket; -1: none */
 	DlockGraphPlace *places;	/* holders, then the queue in its order */
 	int			count;
 	int			holders;		/* number of holders */
 	int32		slots;			/* slots for the holders */
 	int			expanded;		/* number of places with collected owners */
 
-	/* blockers.c's */
-	int			first;			/* first waiting request; "count": none */
-	int			first_exclusive;	/* first that waits and is not shared */
+	/* used by blockers.c */
+	int			first;			/* first waiting request; "count" if none */
+	int			first_exclusive;	/* first waiting one that is not shared */
 	int			number;			/* DlockGraph.number of the latest count */
-	int			done[MAX_LOCKMODES];	/* by mode: counted from here on */
+	int			done[MAX_LOCKMODES];	/* by mode, counted from here on */
 	LOCKMASK	shared_modes;	/* 0, or modes of a root's only place ... */
 	int			shared_count;	/* ... and the result for that root */
 	bool		shared_is_ours;
-	bool		has_infos;		/* "row" of each place is set */
+	bool		has_infos;		/* is "row" of each place set? */
 } DlockGraphLock;
 
 /* A wait of a process at a place */
@@ -93,7 +92,7 @@ typedef struct DlockGraphWait
 	uint64		id;				/* differs between two waits; 0: unknown */
 	int			next_of_vertex; /* -1: none */
 	int			next_at_place;	/* -1: none; many can share a lease's ticket */
-	bool		blocked;		/* deadlock.c's: not granted yet */
+	bool		blocked;		/* used by deadlock.c: not granted yet */
 } DlockGraphWait;
 
 /*
@@ -107,7 +106,7 @@ typedef struct DlockVertex
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	int64		number;			/* of the ticket that waits, or 0 */
 
-	/* deadlock.c's */
+	/* used by deadlock.c */
 	bool		stuck;			/* not known to go on */
 	bool		in_knot;
 	bool		reached;		/* it blocks this backend, directly or not */
@@ -115,11 +114,11 @@ typedef struct DlockVertex
 	bool		mark;			/* scratch space of several functions */
 	LOCKMASK	counted;		/* modes counted by reduce_lock() */
 
-	/* blockers.c's */
+	/* used by blockers.c */
 	DlockGraphRef first_place;
 	uint64		since;			/* start of its latest wait */
 	bool		is_ours;		/* of this database */
-	bool		explained;		/* is a root, or waits behind a root */
+	bool		explained;		/* is it a root, or waits it behind one? */
 	int			visited;		/* DlockGraph.number of the latest visit */
 } DlockVertex;
 
@@ -150,11 +149,11 @@ typedef struct DlockGraph
 	int			worker_pid;
 	uint64		blocked_on;		/* copied from the space; 0: nothing */
 
-	/* blockers.c's */
+	/* used by blockers.c */
 	int			number;			/* of the current count or walk, from 1 */
-	int		   *stack;			/* counted vertices, still to be expanded */
+	int		   *stack;			/* counted vertices that must be expanded */
 	int			depth;
-	bool		found_ours;		/* a counted vertex is of this database */
+	bool		found_ours;		/* is a counted vertex of this database? */
 } DlockGraph;
 
 static inline DlockGraphPlace *

@@ -4,8 +4,8 @@
  *	  The tickets that this backend holds or waits with.
  *
  * Each ticket of this backend has a DlockHeld from when it joins a lock until
- * it has left the lock.  A DlockHeld counts the acquires of the session and of
- * the transaction: the ticket ends when both counts are zero.  All memory is
+ * the backend forgets it.  A DlockHeld counts the acquires of the session and
+ * of the transaction: the ticket ends when both are zero.  All memory is
  * allocated before the shared state changes, so nothing fails later (I10).
  *
  * A session can have many tickets under one name: permits, or enqueued
@@ -32,20 +32,20 @@ static int	num_held = 0;
 static HTAB *names = NULL;
 static dlist_head names_in_use = DLIST_STATIC_INIT(names_in_use);
 
-/* Watches of this backend, which count towards its limit, too */
+/* Number of this backend's watches, which count towards its limit, too */
 int			dlock_held_watches = 0;
 
 /* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/* DlockHeld by the last bits of their numbers, which are mostly consecutive */
+/* Lists of DlockHeld, by the low bits of their mostly consecutive numbers */
 static dlist_head *numbers = NULL;
 static int	num_buckets = 0;	/* a power of 2, at least num_held */
 
 /* The DlockHeld for the next ticket, or NULL */
 static DlockHeld *prepared_ticket = NULL;
 
-/* The latest name, or NULL.  Only this entry may have no ticket. */
+/* The entry of the latest name, or NULL.  No other entry may lack a ticket. */
 static DlockHeldName *latest_name = NULL;
 
 static uint32
@@ -90,7 +90,7 @@ dlock_held_initialize(void)
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/* Insert a ticket by age: usually at the head, as the latest comes first. */
+/* Insert a ticket by age, the latest first: usually at the head. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -119,7 +119,7 @@ count_ticket(DlockHeld *held, int sign)
 		name->exclusive += sign;
 }
 
-/* An exclusive ticket has become a shared one. */
+/* Count as shared a ticket that was exclusive. */
 void
 dlock_held_count_shared(DlockHeld *held)
 {
@@ -147,7 +147,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Find tickets that others have ended.  They set the state before "lost". */
+/* Find tickets that other processes ended: they set the state, then "lost". */
 static void
 notice_losses(void)
 {
@@ -188,7 +188,7 @@ catch_up(DlockHeldName *name)
 	}
 }
 
-/* The latest granted ticket in this place, or NULL */
+/* Returns the latest granted ticket in this place, or NULL. */
 static DlockHeld *
 find_granted(DlockHeldName *name, DlockHeldPlace place)
 {
@@ -198,7 +198,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
 
-		/* false only if it was ended since catch_up() */
+		/* false only if the ticket was ended after catch_up() */
 		if (dlock_held_is_granted(held))
 			return held;
 	}
@@ -277,7 +277,7 @@ bucket_of_number(int64 number)
 	return &numbers[number & (num_buckets - 1)];
 }
 
-/* Find a ticket by number, or return NULL.  "space" NULL means any space. */
+/* Find a ticket by number, in "space" or, if that is NULL, in any space. */
 DlockHeld *
 dlock_held_find_number(const DlockSpace *space, int64 number)
 {
@@ -322,15 +322,15 @@ prepare_number(void)
 }
 
 /*
- * End and forget a ticket if it has no acquires left.  A ticket that others
- * have ended stays until the session has released each of its acquires.
+ * End and forget a ticket if it has no acquires left.  If others have ended
+ * the ticket, it stays until the session has released each of its acquires.
  */
 void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
 		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
-	/* a ticket adopted by a lease no longer needs this session */
+	/* if a lease has adopted the ticket, it no longer needs this session */
 	if ((dlock_held_is_gone(held) || held->ticket->session == 0) &&
 		held->session_depth == 0 && held->marks == 0)
 		dlock_held_forget(held);
@@ -338,19 +338,19 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* The name's entry; NULL if this backend has no ticket under it */
+/* Returns a name's entry, or NULL if this backend has no ticket under it. */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
 	DlockHeldName *name = latest_name;
 
-	/* usually the latest name, found without a search */
+	/* usually, this is the latest name, and needs no search */
 	if (name == NULL || !dlock_key_equal(&name->key, key))
 		name = hash_search(names, key, HASH_FIND, NULL);
 	return name && name->count > 0 ? name : NULL;
 }
 
-/* The latest name's entry, if it has this name.  The caller needs no key. */
+/* Returns the latest name's entry, if it has this name.  Needs no key. */
 DlockHeldName *
 dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 {
@@ -369,8 +369,8 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 }
 
 /*
- * The latest granted ticket under a name, unless it has slots.  A session's
- * live tickets under one name either all have slots or none has.
+ * Returns the latest granted ticket under a name, or NULL if it has slots.
+ * Of a session's live tickets under one name, all have slots or none has.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
@@ -386,7 +386,7 @@ dlock_held_find_reentrant(DlockHeldName *name)
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
-/* The latest ticket held in session scope, or else a lost one with acquires */
+/* Returns the latest hold of session scope, else a lost one with acquires. */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
 {
@@ -414,7 +414,7 @@ dlock_held_is_holding(DlockHeldName *name)
 		find_granted(name, DLOCK_HELD_BY_XACT) != NULL;
 }
 
-/* The exact answer to dlock_held_blocks(), ticket by ticket */
+/* Compute the exact answer for dlock_held_blocks(), ticket by ticket. */
 static bool
 blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 			  int64 number)
@@ -450,10 +450,10 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
  * that the request has no ticket yet.  Then only the counts are checked, which
  * may be too high, never too low.
  *
- * Set slots are looked up only if the request's own slots do not admit it.  So
- * if fewer slots are set, the answer may be a wrong false.  A request for more
- * permits than the lock has slots waits for the slots to be raised, not for a
- * ticket.
+ * This looks up the slots that were set only if the request's own slots do not
+ * admit it.  So if fewer slots are set, the answer may be a wrong false.  If a
+ * request is for more permits than the lock has slots, it waits for more slots
+ * to be set, not for a ticket.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
@@ -482,7 +482,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Does a lock with a queue have a ticket of ours other than "except"? */
+/* Have we a ticket, other than "except", in a lock with a queue? */
 bool
 dlock_held_blocks_others(int64 except)
 {

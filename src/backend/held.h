@@ -12,7 +12,7 @@
 
 #include "backend/inner.h"
 
-/* A ticket's place under its name, as this backend has last seen it */
+/* A ticket's place under its name, as this backend last saw it */
 typedef enum DlockHeldPlace
 {
 	DLOCK_HELD_WAITING,
@@ -42,7 +42,7 @@ typedef struct DlockHeld
 	int64		number;
 	DlockHeldName *name;
 	DlockTicket *ticket;
-	DlockLock  *lock;			/* its entry, until the ticket is GONE (I7) */
+	DlockLock  *lock;			/* the entry, until the ticket is GONE (I7) */
 	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
 	DlockHeldPlace place;
@@ -66,8 +66,8 @@ dlock_held_is_granted(const DlockHeld *held)
 }
 
 /*
- * Must the session release the ticket?  The answer is also true if no acquires
- * are left: then an error kept the ticket from ending, and a release ends it.
+ * Must the session release the ticket?  The answer is true even if no acquires
+ * are left, because an error kept the ticket from ending: a release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

@@ -16,7 +16,7 @@
 /* Leases attached to this session, each with a reference */
 static List *attached_leases = NIL;
 
-/* Withdraw a lease that did not become durable, at an error or an exit. */
+/* At an error or an exit before a lease is durable, withdraw the lease. */
 static void
 withdraw_lease(int code, Datum arg)
 {
@@ -27,7 +27,7 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/* Add a lease to the list.  Checks two other leases, to remove ended ones. */
+/* Add a lease to the list.  Checks two others, and removes them if ended. */
 static void
 attach_to_session(DlockLease *lease)
 {

@@ -126,7 +126,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 		if (name && dlock_held_blocks(name, request, ticket->ticket.number))
 			dlock_raise_self_wait(request);
 	}
-	/* no wait if the lease has the lock already */
+	/* if the lease holds the lock already, do not wait */
 	outcome = dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		ticket->ticket.session == 0 ? DLOCK_ACQUIRED :
 		dlock_wait_for_grant(request, &ticket->ticket);
@@ -137,7 +137,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 
 /*
  * Ask once for a ticket.  Returns DLOCK_ACQUIRED if the ticket is granted and
- * claimed, DLOCK_LOST if it has ended and the caller must ask again.
+ * claimed.  Returns DLOCK_LOST if it has ended.  Then the caller asks again.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -169,7 +169,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	return outcome;
 }
 
-/* A call that asks again needs another single lease (I14). */
+/* Make another single lease, because the call must ask again (I14). */
 static void
 take_another_lease(DlockSpace *space, DlockRequest *request)
 {
@@ -187,7 +187,7 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 /*
  * Acquire for request->lease.  Returns NULL, with *outcome set, if the lock
  * cannot be acquired in time.  Otherwise returns a granted ticket and pushes a
- * mark.  The caller must make the ticket durable, and then keep the mark.
+ * mark.  The caller must make the ticket durable before it drops the mark.
  */
 DlockLeaseTicket *
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -270,8 +270,8 @@ join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
  * return the ticket's number.
  *
  * If another call has made the ticket, the last step redirects the ticket's
- * announcement to this client; until then, the other client gets it.  If the
- * statement that calls "function" is canceled later, the new ticket is ended.
+ * announcement to this client; until then, the other client gets it.  If not,
+ * a later cancel of the statement that calls "function" ends the ticket.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
@@ -286,7 +286,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	/* after an error, no other call may arm the announcement of this call */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* a ticket that this call has just adopted is not found by number yet */
+	/* if this call has adopted the ticket, it is not found by number yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();
@@ -309,7 +309,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/* Wait for a lease's ticket, until the grant is durable. */
+/* Wait for a durable grant of a lease's ticket.  False after the timeout. */
 bool
 dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 				  DlockTimeout timeout)

@@ -26,7 +26,7 @@ dlock_request_check_upgrade(const DlockRequest *request,
 				 errhint("Release the shared hold first.")));
 }
 
-/* The rest of a timeout that began at "start" */
+/* Returns the rest of a timeout that began at "start". */
 DlockTimeout
 dlock_request_time_left(DlockTimeout timeout, uint64 start)
 {

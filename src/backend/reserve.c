@@ -130,7 +130,7 @@ read_reservations(DlockSpace *space)
 	relation_close(table, AccessShareLock);
 }
 
-/* The reservation that counts for a name; NULL if there is none */
+/* Returns the reservation that counts for a name, or NULL. */
 static const Reservation *
 find_reservation(DlockSpace *space, const char *name, int length)
 {
@@ -165,7 +165,7 @@ may_use(const Reservation *reservation)
 		 has_privs_of_role(GetUserId(), reservation->role));
 }
 
-/* Detail and hint of an error about names of another role */
+/* Set the detail and hint of an error about names of another role. */
 static int
 explain_owner(const Reservation *reservation, const char *hint)
 {
@@ -229,7 +229,7 @@ check_prefix(const text *prefix)
 				 errhint("It is compared with the beginning of names, byte by byte.")));
 }
 
-/* Only a role that may use the names may change their reservation. */
+/* Raise 42501 unless the user may use the names, and so their reservation. */
 static void
 check_owner(DlockSpace *space, const text *prefix)
 {
@@ -246,7 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/* Lock a prefix's row, before check_owner().  Returns false if none. */
+/* Lock a prefix's row, before check_owner().  Returns false without a row. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {
@@ -274,7 +274,7 @@ dlock_reservations_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/* The OID of the role with a name, or 0; for a generated column */
+/* Returns the OID of the role with a name, or 0.  For a generated column. */
 PG_FUNCTION_INFO_V1(dlock_role_oid);
 Datum
 dlock_role_oid(PG_FUNCTION_ARGS)

@@ -61,7 +61,7 @@ dlock_begin_rows(FunctionCallInfo fcinfo, const Oid *types, int num_columns)
 	return rsinfo;
 }
 
-/* The descriptor of a single row with columns of these types */
+/* Returns the descriptor of a single row with columns of these types. */
 TupleDesc
 dlock_begin_row(FunctionCallInfo fcinfo, const Oid *types, int num_columns)
 {

@@ -15,7 +15,7 @@
 
 static void leave_dlock(void);
 
-/* This backend can hold locks */
+/* Can this backend hold locks? */
 bool		dlock_session_attached = false;
 
 /* False in dlock's background processes, which detach by themselves */
@@ -73,7 +73,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 	return dlock_held_enter(ticket, request->scope, joined.lock);
 }
 
-/* confirm_grant(), if there is something to flush */
+/* The rest of confirm_grant(), if there is something to flush */
 static void
 flush_removal(DlockSpace *space, DlockHeld *held)
 {
@@ -104,7 +104,7 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 
 /*
  * Acquire in session or transaction scope.  Returns the fence, which is the
- * ticket's number; 0 with *outcome set if the lock cannot be acquired in time.
+ * ticket's number.  If the time is over, returns 0, with *outcome set.
  */
 int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
@@ -158,18 +158,18 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		(*outcome = dlock_request_wait(request, held)) != DLOCK_ACQUIRED)
 		return 0;
 	confirm_grant(space, held);
-	/* last, and cannot fail: after an earlier error, nothing is acquired */
+	/* last, and cannot fail, so if there is an error, nothing is acquired */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
 }
 
 /*
  * Acquire several locks, all or none.  The keys have no duplicates, and are in
- * the order of get_keys().  If a lock cannot be acquired in time, returns
- * false, with the lock's index in *failed and the reason in *outcome.  Except
- * in transaction scope, each acquire leaves a mark, and the caller must keep
- * these marks.  If the call fails, the rollback releases the locks, without
- * warnings about lost tickets, because a warning would take interrupts.
+ * the order in which all calls acquire.  If a lock cannot be acquired in time,
+ * returns false, with the lock's index in *failed and the reason in *outcome.
+ * Except in transaction scope, each acquire leaves a mark, which the caller
+ * must pass to dlock_xact_keep_result().  If the call fails, the rollback
+ * releases the locks, without warnings, because these would take interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -248,8 +248,8 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Wait for an enqueued ticket.  After the timeout returns false.  The ticket
- * stays queued then, and after an error.  Raises 55L01 if the ticket is gone.
+ * Wait for an enqueued ticket.  Returns false after the timeout.  Then, and
+ * after an error, the ticket stays queued.  Raises 55L01 if it is gone.
  */
 bool
 dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
@@ -331,7 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/* Undo the latest session acquire.  Returns false, with a warning, if lost. */
+/* Undo the latest session acquire.  If none or lost, warns, returns false. */
 bool
 dlock_session_release(const DlockKey *key)
 {

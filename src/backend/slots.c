@@ -7,7 +7,7 @@
  * the lock's entry.  A transaction that may change a row notes the row's name
  * and keeps the lock's entry.  Before its commit, the transaction takes a
  * heavyweight lock and reads the rows of the noted names.  After the commit it
- * sets the copies to the values read, and then releases the lock.  So copies
+ * sets the copies to what it has read, and then releases the lock.  So copies
  * change in the order of commits.
  *
  * A constraint notes the names of rows that are written, because a restore can
@@ -47,9 +47,9 @@ typedef struct NotedName
 	struct NotedName *next;		/* in "names" */
 	int			level;			/* transaction nesting level */
 
-	/* at the commit */
+	/* set at the commit */
 	bool		is_read;
-	int32		slots;			/* in the name's row; 0: no row */
+	int32		slots;			/* as in the name's row, or 0 if it has none */
 } NotedName;
 
 static HTAB *table_of_names = NULL;
@@ -57,7 +57,7 @@ static HTAB *table_of_names = NULL;
 /* The latest name first, so levels never rise along the list */
 static NotedName *names = NULL;
 
-/* Caller of dlock_set_slots(), which writes as the table's owner; or 0 */
+/* Role that called dlock_set_slots(), which writes as the table's owner, or 0 */
 static Oid	setter = InvalidOid;
 
 static void slots_at_xact_end(XactEvent event, void *arg);
@@ -128,7 +128,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_current_space();
-	/* the trigger must not be on a table that others can write to */
+	/* the trigger must not be on another table, which others could write to */
 	if ((for_row && !TRIGGER_FIRED_AFTER(trigger->tg_event)) ||
 		RelationGetRelid(trigger->tg_relation) !=
 		dlock_find_relation(space, "dlock_slots"))
@@ -270,7 +270,7 @@ drop_names(int level, bool is_commit)
 static void
 slots_at_xact_end(XactEvent event, void *arg)
 {
-	/* not after dlock_detach(), if an error has ended the rollback at exit */
+	/* at exit, an error in the rollback can make dlock_detach() come first */
 	if (table_of_names == NULL || dlock_my_backend == NULL)
 		return;
 	switch (event)

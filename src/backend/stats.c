@@ -40,7 +40,7 @@ dlock_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Age of the oldest change in the journal, in microseconds, or 0 */
+/* Returns the age of the journal's oldest change, in microseconds, or 0. */
 static int64
 journal_lag(DlockSpace *space)
 {
@@ -54,7 +54,7 @@ journal_lag(DlockSpace *space)
 	return since < now ? (int64) (now - since) : 0;
 }
 
-/* The current state; no row on a standby */
+/* Returns the current state, or no row on a standby. */
 PG_FUNCTION_INFO_V1(dlock_gauges);
 Datum
 dlock_gauges(PG_FUNCTION_ARGS)
@@ -97,7 +97,7 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* A row for each bound, and one for all waits */
+/* Returns a row for each bound, and one for all waits. */
 PG_FUNCTION_INFO_V1(dlock_wait_counts);
 Datum
 dlock_wait_counts(PG_FUNCTION_ARGS)

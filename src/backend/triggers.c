@@ -20,7 +20,7 @@
 
 #include "backend/inner.h"
 
-/* The trigger that called a function */
+/* Returns the data of the trigger that called "function". */
 TriggerData *
 dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -32,7 +32,7 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 	return (TriggerData *) fcinfo->context;
 }
 
-/* dlock_trigger() for triggers that may be only on dlock's own tables */
+/* dlock_trigger(), but with an error unless the table is one of dlock's own */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -66,7 +66,7 @@ dlock_drop_replicated(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/* Statement trigger: TRUNCATE would not end the leases in shared memory. */
+/* Statement trigger: refuse TRUNCATE, which would not end leases in memory. */
 PG_FUNCTION_INFO_V1(dlock_refuse_truncate);
 Datum
 dlock_refuse_truncate(PG_FUNCTION_ARGS)
@@ -210,8 +210,8 @@ make_integer(int64 value, const Column *column)
 }
 
 /*
- * Row trigger: each update increments the version.  The new row may come with
- * the old version or the next; any other version is stale.  NULL counts as 0.
+ * Row trigger: each update increments the version.  The new row may have the
+ * old version or the next.  Any other version is stale.  NULL counts as 0.
  */
 PG_FUNCTION_INFO_V1(dlock_version_guard);
 Datum

@@ -25,7 +25,7 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* Most holders of a lock to show as blocking a waiter */
+/* Maximum number of holders shown as blocking a waiter */
 #define MAX_HOLDERS	16
 
 typedef struct Holders
@@ -67,8 +67,8 @@ find_holders(Blockers *blockers, const DlockRow *first)
 }
 
 /*
- * Up to MAX_HOLDERS holders that a waiter conflicts with, and the waiter
- * before it.  Listing all earlier waiters would take quadratic time.
+ * Returns up to MAX_HOLDERS holders with which a waiter conflicts, and the
+ * waiter before it.  Listing all earlier waiters would take quadratic time.
  */
 static Datum
 blocked_by(const Blockers *blockers, const DlockRow *waiting)
@@ -87,7 +87,7 @@ blocked_by(const Blockers *blockers, const DlockRow *waiting)
 										   TYPALIGN_DOUBLE));
 }
 
-/* The space to show; NULL on a standby, which has none */
+/* Returns the space to show, or NULL on a standby, which has none. */
 DlockSpace *
 dlock_space_to_show(void)
 {
@@ -98,7 +98,7 @@ dlock_space_to_show(void)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_loaded_space();
-	/* leases may have run out */
+	/* if leases have run out, this gets them ended */
 	dlock_worker_look(space, false);
 	return space;
 }
@@ -225,7 +225,7 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* The rows of dlock_locks of one lock */
+/* The rows of the view dlock_locks for one lock */
 PG_FUNCTION_INFO_V1(dlock_locks_of);
 Datum
 dlock_locks_of(PG_FUNCTION_ARGS)
@@ -379,8 +379,8 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 }
 
 /*
- * The processes that block a process, in the lock manager and in dlock: there,
- * the holders that it conflicts with and the waiters before it.  If the worker
+ * Returns the processes that block a process in the lock manager or in dlock,
+ * where conflicting holders and all waiters before it block it.  If the worker
  * cannot remove the row of an ended ticket, the ticket counts as the worker's.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);

@@ -5,7 +5,7 @@
  *
  * A waiter sleeps on its own latch.  The order of writes and reads in I11
  * makes sure that it does not sleep through its grant.  The latch can be set
- * for other reasons, too: a waiter whose ticket still waits sleeps again.
+ * for other reasons, too.  If its ticket still waits, the waiter sleeps again.
  *
  * Nothing sets a waiter's latch when the extension is dropped, when a slot for
  * a worker becomes free, or when a lease runs out while there is no worker.
@@ -84,8 +84,8 @@ unannounce_wait(const DlockRequest *request)
 }
 
 /*
- * Is this a lease's ticket, or another session's that a lease will adopt?  Its
- * changes then broadcast its condition variable, and do not set our latch.
+ * Is the ticket a lease's, or another session's for a lease to adopt?  Changes
+ * of such a ticket broadcast its condition variable, and set no latch of ours.
  */
 static bool
 is_foreign(const DlockTicket *ticket)
@@ -93,7 +93,7 @@ is_foreign(const DlockTicket *ticket)
 	return ticket->session != pg_atomic_read_u64(&dlock_my_backend->session);
 }
 
-/* Has the ticket's lease run out?  Then the ticket counts as ended. */
+/* Has the ticket's lease run out?  If so, the ticket counts as ended. */
 static bool
 has_run_out(const DlockTicket *ticket)
 {
@@ -104,7 +104,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Has the request's lease of many ended, or else the ticket's lease? */
+/* Is the request's lease of many over?  If it has none, is the ticket's? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -134,12 +134,12 @@ still_waiting(DlockTicket *ticket, bool foreign)
 
 /*
  * Prepare to be woken by a change of the ticket.  Returns false if the ticket
- * does not wait.  A ticket that is not foreign needs no preparation, because
- * its change sets our latch.
+ * does not wait.  Unless the ticket is foreign, nothing must be prepared,
+ * because its change sets our latch.
  *
  * A broadcast removes us from the condition variable's list, so we enter the
  * list again before each look at the state.  ConditionVariablePrepareToSleep()
- * is no use for that: before 16 it passes the broadcast on to another sleeper.
+ * cannot do that: before PostgreSQL 16, it passes the broadcast on to another.
  * A sleep with a timeout of 0 enters the list and resets the latch.
  */
 static bool
@@ -217,8 +217,8 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 
 /*
  * Sleep until the latch is set, or for "left" microseconds.  Returns early
- * only if look_around() may have reset the latch, or if a lease is over.  More
- * returns would hide a bug that misses wakeups.
+ * only if look_around() may have reset the latch, or if the lease is over.
+ * More returns would hide a bug that misses wakeups.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -262,7 +262,7 @@ typedef struct Looks
 {
 	int64		next;
 	int64		next_thorough;
-	bool		logged;			/* log_lock_waits' line is written */
+	bool		logged;			/* is the line of log_lock_waits written? */
 } Looks;
 
 /* Raises 40P01 if this backend is a deadlock's victim. */
@@ -290,7 +290,7 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 		looks->next += 2 * timeout;
 }
 
-/* Sleep until the ticket does not wait.  Returns false after the timeout. */
+/* Sleep until the ticket no longer waits.  Returns false after the timeout. */
 static bool
 sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 					Looks *looks, uint64 start)
@@ -324,7 +324,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Sleep until granted or lost.  False after the timeout.  May raise 55L01. */
+/* Sleep until it is granted or lost.  Returns false after the timeout. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					uint64 start)
@@ -348,7 +348,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Clean up after a wait that has ended in any way, and count the wait. */
+/* Clean up after a wait, however it has ended, and count the wait. */
 static void
 end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
 		 char *title, DlockCounter counter, DlockWaitEnd how)
@@ -364,8 +364,8 @@ end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
 	dlock_count_wait(waited);
 
 	/*
-	 * For an enqueued ticket, or a ticket that its lease has adopted, the
-	 * granter has counted the wait under its name.
+	 * If the ticket was enqueued, or its lease has adopted it, the granter has
+	 * counted the wait under the lock's name.
 	 */
 	if (!is_foreign(ticket) && !DsaPointerIsValid(ticket->announcement))
 		dlock_contention_wait(dlock_space_at(ticket->space), &request->key,

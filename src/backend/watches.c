@@ -47,7 +47,7 @@ forget_name(NameWatched *name)
 		(void) hash_search(names, &name->key, HASH_REMOVE, NULL);
 }
 
-/* End a watch.  Forget it first, so that an error is not met again at exit. */
+/* End a watch.  Forgets it first, so that an error does not recur at exit. */
 static void
 end_watch(Watch *watch)
 {
@@ -62,7 +62,7 @@ end_watch(Watch *watch)
 	dlock_watch_end(shared);
 }
 
-/* The watch of a name with a channel, or NULL */
+/* Returns the watch of a name with this channel, or NULL. */
 static Watch *
 find_watch(const DlockKey *key, const char *channel)
 {

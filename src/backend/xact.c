@@ -3,8 +3,8 @@
  * xact.c
  *	  Actions at the end of a (sub)transaction.
  *
- * "marks" is a stack of pending actions, each with its nesting level:
- * transaction-scoped acquires to undo, guards, releases at commit.  They run
+ * "marks" is a stack of pending actions, each with its nesting level: undoing
+ * transaction-scoped acquires, ending guards, releases at commit.  These run
  * after PostgreSQL has released the transaction's own locks, so that the next
  * holder sees all writes and waits for no row lock.  Announcements and watches
  * are armed later, because PostgreSQL handles LISTEN after all callbacks of a
@@ -47,9 +47,9 @@ typedef struct Mark
 	MarkKind	kind;
 	int			level;			/* transaction nesting level; 0: committed */
 	uint32		count;			/* number of acquires or calls */
-	bool		pinned;			/* MARK_GUARD: it has pinned the ticket */
+	bool		pinned;			/* MARK_GUARD: has it pinned the ticket? */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: on the announcement */
-	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before */
+	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before it */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
 } Mark;
 
@@ -62,12 +62,12 @@ typedef struct Guarded
 {
 	DlockKey	key;			/* hash key, must be first */
 	uint32		marks;			/* number of MARK_GUARDs, at least 1 */
-	int64		latest;			/* latest guard's ticket; 0: rolled back */
+	int64		latest;			/* latest guard's ticket; 0 if rolled back */
 } Guarded;
 
 static HTAB *guarded = NULL;
 
-/* Memory context of the executed statement: fn_mcxt of its own calls */
+/* Memory context of the executed statement, also fn_mcxt of its own calls */
 static MemoryContext statement = NULL;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -306,9 +306,9 @@ remove_dropped(int from)
 }
 
 /*
- * Push the mark that undoes an acquire if the unfinished call fails: either a
- * session-scoped acquire of this session's ticket, or the claims on a lease's
- * ticket and its announcement.  The caller has called dlock_xact_prepare().
+ * Push a mark.  If the unfinished call fails, the mark undoes one acquire of
+ * this session's ticket in session scope, or the claims on a lease's ticket
+ * and its announcement.  The caller has called dlock_xact_prepare().
  */
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -356,8 +356,8 @@ dlock_xact_keep(int count)
 }
 
 /*
- * The call is complete.  If the executed statement itself has made it, its
- * marks stay until the statement ends, because a cancel discards its result.
+ * A call is complete.  If the executed statement itself made the call, the
+ * marks stay until the statement ends, because a cancel discards the result.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -505,7 +505,7 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 	if (claim == 0)
 		return;
 	push_mark(held, of_lease, NULL, MARK_ARM);
-	/* if the mark existed, its announcement is gone */
+	/* if an earlier call pushed this mark, that call's announcement is gone */
 	marks[num_marks - 1].claim = claim;
 }
 
@@ -627,7 +627,7 @@ commit_marks(void)
 	for (int i = num_marks - 1; i >= 0; i--)
 	{
 		marks[i].level = 0;
-		/* at_memory_reset() arms */
+		/* at_memory_reset() ends the others */
 		if (marks[i].kind != MARK_ARM && marks[i].kind != MARK_WATCH)
 			end_mark(i);
 	}
@@ -645,7 +645,7 @@ roll_back_marks(void)
 		pop_mark();
 }
 
-/* Marks are left if another module's error has ended the rollback early. */
+/* End the marks that are left if another module's error ended the rollback. */
 void
 dlock_xact_exit(void)
 {
@@ -654,7 +654,7 @@ dlock_xact_exit(void)
 		pop_mark();
 }
 
-/* Called for each resource owner, but acts for the transaction's own alone. */
+/* Called for each resource owner, but acts only for the transaction's own. */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
 					bool isTopLevel, void *arg)

@@ -38,7 +38,7 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define PATIENCE_MS		1000	/* lock timeouts go on unlogged for this long */
+#define PATIENCE_MS		1000	/* how long lock timeouts are not logged */
 #define LEAVE_MS		1000	/* a terminated worker ends if the journal has
 								 * not got shorter for this long */
 #define TWICE_MS		100		/* a second signal so soon is a duplicate */
