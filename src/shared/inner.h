@@ -113,7 +113,7 @@ typedef struct DlockLockScan
 {
 	bool		locked;			/* the partition's lock is held */
 	int			partition;
-	int			end;			/* the first partition left out */
+	int			end;			/* the walk ends before this partition */
 	uint32		bucket;			/* the next bucket */
 	uint32		num_buckets;
 	DlockLock  *current;

@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-/* Mark a record changed by the caller while it holds the lease lock (I9). */
+/* Mark a record that the caller has changed under the lease lock (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -79,7 +79,7 @@ dlock_journal_flush(XLogRecPtr removed)
 
 /*
  * Flush the removal of a lock's previous holder.  Must be called before a
- * process reports a grant; queue_view.c does so with each answer.
+ * process reports a grant; the functions of queue_view.c do so themselves.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
@@ -106,7 +106,7 @@ dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 	pg_atomic_uint64 *noted = removal(space, key);
 	uint64		before = pg_atomic_read_u64(noted);
 
-	/* set before any grant that this removal allows */
+	/* set it before any grant that this removal allows */
 	pg_atomic_write_u32(&space->has_removed, 1);
 	/* another lock that shares the place may have noted a later removal */
 	while (before < lsn &&

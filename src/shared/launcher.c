@@ -53,7 +53,7 @@ dlock_office_leave(DlockSpace *space, DlockOffice office)
 {
 	if (dlock_office_holder(space, office) != compat_my_procno())
 		return false;
-	/* set first: a successor may set it again once the office is vacant */
+	/* clear it first: once the office is vacant, a successor may set it */
 	pg_atomic_write_u64(&space->offices[office].asked_at, 0);
 	pg_atomic_exchange_u32(&space->offices[office].holder, 0);
 	return true;
@@ -170,7 +170,7 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 /*
  * Each call of a session calls this.  If there is no worker, start one if
  * there is work, a lease may be due, or events may have to be announced.
- * If the session "waits", and has published its wait, any lease will do (I20).
+ * A session that "waits" has published its wait; any lease is a reason (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

@@ -7,8 +7,8 @@
  * removal of its row, if it has one, is in the WAL.
  *
  * The deadline alone tells whether a lease is open (I13).  Renewals move it
- * without a lock.  The deadline is made DLOCK_RAN_OUT before the lease is said
- * to be gone, and 0 at a close or, under the lease lock, as a delay begins.
+ * without a lock.  If a lease runs out, its deadline becomes DLOCK_RAN_OUT
+ * before a process reports that, and later 0.  A close makes the deadline 0.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,7 +36,7 @@ honoured_for(const DlockLease *lease)
 		ttl : ttl + ttl / 4;
 }
 
-/* When the latest acknowledged heartbeat that counts for a lease was sent */
+/* When was the latest acknowledged heartbeat sent that counts for a lease? */
 uint64
 dlock_lease_confirmed_at(DlockLease *lease)
 {
@@ -141,8 +141,8 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 }
 
 /*
- * Move the deadline back to now plus the ttl, if it is later, unless the lease
- * is attached or gone.  Raises nothing.
+ * If the deadline is later than now plus the ttl, move it back to that time,
+ * unless the lease is attached or gone.  Raises nothing.
  */
 void
 dlock_lease_shorten(DlockLease *lease)

@@ -3,8 +3,8 @@
  * lease_ticket.c
  *	  Tickets of leases.
  *
- * queue.c calls these functions, with the entry's lock held, when a ticket is
- * adopted, granted, ended or changed; none of them raises an error.
+ * When a ticket is adopted, granted, ended or changed, queue*.c call functions
+ * of this file, with the entry's lock held.  These functions raise no error.
  *
  *-------------------------------------------------------------------------
  */
@@ -328,7 +328,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	dlock_lease_end_change(space, lease);
 }
 
-/* End the delay of this ticket's lock; returns false if there is none. */
+/* End the delay that keeps a ticket; returns false if none keeps it. */
 bool
 dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 {
@@ -418,8 +418,8 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Find a lease's ticket by number, and begin a use by the caller.  NULL if the
- * ticket is gone.  Raises 42501 if the current user may not use the lease.
+ * Find a lease's ticket by number, and begin a use by the caller.  Returns
+ * NULL if it is gone.  Raises 42501 if the current user may not use its lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)

@@ -103,7 +103,7 @@ remove_space(DlockSpaceEntry *entry)
 	entry->useless = true;
 	dshash_release_lock(dlock_spaces, entry);
 
-	/* a new space of this installation would not have these positions (I15) */
+	/* a new space of this installation would have an empty "removed" (I15) */
 	dlock_journal_flush_removals(space);
 	dlock_queue_purge(&key);
 	purge_leases(space);

@@ -91,7 +91,7 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Does a ticket fit beside the holders (I1)?  Their slots must be the same. */
+/* Does a ticket fit beside the holders, which must have its slots (I1)? */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -129,8 +129,8 @@ hold(DlockLock *lock, DlockTicket *ticket)
 }
 
 /*
- * Notify each holder once that the lock is wanted (I28).  Notified holders
- * precede others.  For the order of writes, see dlock_session_enqueue().
+ * Notify each holder once that the lock is wanted (I28).  Notified holders are
+ * first in the list.  For the order of writes, see dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -425,9 +425,9 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with this session's spare ticket.  Unless the outcome is GRANTED
- * or QUEUED, and after error 53200, nothing has changed, and the ticket stays
- * spare.
+ * Join a lock with this session's spare ticket.  If the outcome is not GRANTED
+ * or QUEUED, or error 53200 is raised, nothing has changed, and the ticket
+ * stays spare.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -647,7 +647,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* tested after the mark: if worker_comes is set, the worker sees it */
+	/* tested after the mark, which the worker sees if worker_comes is set */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;

@@ -83,7 +83,7 @@ slots_for(const DlockLock *lock, int32 slots)
 	return slots > 0 && lock->set_slots > 0 ? lock->set_slots : slots;
 }
 
-/* The ticket with this number, or NULL.  Lists are in this order (I3). */
+/* The ticket with this number, or NULL.  Lists are sorted by number (I3). */
 static inline DlockTicket *
 find_number(const DlockList *list, int64 number)
 {

@@ -189,7 +189,7 @@ force_session_ticket(const DlockSpace *space, int64 number,
 	return done;
 }
 
-/* End a ticket or its delay by force; returns as end_ticket_by_force(). */
+/* End the ticket with this number, as end_ticket_by_force() does. */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
 {

@@ -69,7 +69,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	return lock;
 }
 
-/* A setter has ended; if "changed", its commit is visible (I27). */
+/* One of "setters" has ended; if "changed", its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)

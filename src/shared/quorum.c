@@ -59,14 +59,14 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	return acknowledged;
 }
 
-/* When the latest heartbeat acknowledged at a level was sent */
+/* When was the latest heartbeat sent that is acknowledged at this level? */
 uint64
 dlock_quorum_confirmed(DlockSpace *space, int durability)
 {
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note an answer to a heartbeat sent at "moment", unless it is an old one. */
+/* Note that a heartbeat sent at "moment" was answered.  Keep a later time. */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {

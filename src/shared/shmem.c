@@ -7,7 +7,7 @@
  * in the slack of the main shared memory segment.  For all the rest, it makes
  * one segment of dynamic shared memory.
  *
- * At its first call a backend attaches to the whole segment, until it exits.
+ * A backend is attached to the whole segment from its first call to its exit.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session with the old one is attached.
  * Then the first new session replaces the segment and loads the tables, as

@@ -115,7 +115,7 @@ typedef struct DlockAnnouncement
 	bool		counted;		/* counted in DlockSpace.announced */
 
 	/* immutable */
-	char		name[FLEXIBLE_ARRAY_MEMBER];	/* lock's, as quoted JSON */
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* lock's, as a JSON string */
 } DlockAnnouncement;
 
 #define DLOCK_EVENT_GRANTED		0x01
@@ -181,7 +181,7 @@ typedef struct DlockRecord
 
 	/* protected by the space's lease lock */
 	bool		listed:1;		/* in the journal: marked, not yet written */
-	bool		in_flight:1;	/* being written, or the writer has died */
+	bool		in_flight:1;	/* being written, or was when a worker died */
 	bool		has_row:1;
 	bool		finished:1;		/* over: no search may find it any more */
 
@@ -462,7 +462,7 @@ typedef struct DlockWatch
 
 	/* protected by the outbox's lock */
 	bool		armed;			/* the session's LISTEN is in effect */
-	uint64		told;			/* value of "changes" last told; 0: not yet */
+	uint64		told;			/* value of "changes" told last; 0: none yet */
 	uint64		telling;		/* DlockTelling.number of its latest copy */
 } DlockWatch;
 
@@ -609,7 +609,7 @@ struct DlockSpace
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
-	pg_atomic_uint64 lock_told_at;	/* last log line on a locked table */
+	pg_atomic_uint64 lock_told_at;	/* when a locked table was last logged */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest one */
 
@@ -674,7 +674,7 @@ typedef struct DlockBackend
 
 	/* protected by mutex */
 	slock_t		mutex;
-	uint64		wait_count;		/* waits begun so far; numbers the latest */
+	uint64		wait_count;		/* number of the latest wait, from 1 on */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
 	dsa_pointer wait_lease;		/* lease that the ticket is for; or invalid */
 	DlockMode	wait_mode;		/* requested mode */

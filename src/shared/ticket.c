@@ -191,8 +191,8 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
- * The first number above all that spaces of this database have reserved in
- * this server, including spaces that were dropped or rolled back
+ * The first number above all numbers that spaces of this database, even spaces
+ * that were dropped or rolled back, have reserved in this server
  */
 uint64
 dlock_first_unreserved(Oid database)

@@ -330,7 +330,7 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 /*
  * Begin to tell the watches of a name.  The holder that the caller reads next
  * is the one after at least telling->change changes (I29).  The name goes to
- * the end of the list and is not due for at least INTERVAL.  If no watch was
+ * the end of the list and is not due for at least INTERVAL.  If no watch is
  * left, frees the name and returns false.
  */
 bool
