@@ -5,10 +5,10 @@
  *
  * "Space-saving", as in A.  Metwally, D.  Agrawal and A.  El Abbadi,
  * "Efficient Computation of Frequent and Top-k Elements in Data Streams" (ICDT
- * 2005), with weights: the microseconds that a name was waited for.  If all
- * DLOCK_CONTENDED_NAMES entries are in use, a new name replaces the name with
- * the least weight, and inherits this weight.  So each name with more than
- * 1/DLOCK_CONTENDED_NAMES of the total weight has an entry.
+ * 2005), with weights: the microseconds that a name was waited for.  If no
+ * entry is free, a new name replaces the name with the least weight, and
+ * inherits this weight.  So each name with more than 1/n of the total weight
+ * has an entry.  n is DLOCK_CONTENDED_NAMES, or less if memory is short.
  *
  * The counters that the view shows begin at 0 when a name gets its entry, so
  * they are never too great.

@@ -522,7 +522,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start a lease's ttl; returns false if no session kept the lease alive. */
+/* Start a lease's ttl; returns false if it runs, or the lease is gone. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {

@@ -6,7 +6,7 @@
  * An entry's lock must be taken before the lease lock.  So a lease's tickets
  * are picked one by one and ended through queue.c.  A ticket that has ended is
  * marked, and stays in its lock until the removal of its row is in the WAL.
- * Then, or at once if it has no row, dlock_lease_settle() takes it out.
+ * Then dlock_lease_settle() takes it out.  Without a row, it leaves at once.
  *
  *-------------------------------------------------------------------------
  */

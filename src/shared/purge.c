@@ -209,9 +209,9 @@ dlock_database_changes(void)
 
 /*
  * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
- * even after the removal of all useless spaces.  Such calls can be many.  So
- * walk through the spaces only if a database was dropped, or a space lost its
- * last user, since the last walk.
+ * even after the removal of all useless spaces.  This can be called often, so
+ * it walks through the spaces only if a database was dropped, or a space lost
+ * its last user, since the last walk.
  */
 void
 dlock_request_check_memory(DlockSpace *space, Oid role)

@@ -237,7 +237,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 #ifdef COMPAT_CHECKS
-/* Lists of more tickets than this are not checked */
+/* The lists of a lock with more tickets than this are not checked. */
 #define MAX_CHECKED	64
 
 static void

@@ -357,7 +357,7 @@ typedef struct DlockForced
 {
 	DlockKey	key;
 	bool		held;
-	bool		waited;			/* if neither, it had ended */
+	bool		waited;			/* if neither is set, it had ended */
 	int			pid;			/* of its session; 0: a lease has the ticket */
 	Oid			role;			/* of the ticket */
 	DlockLeaseName lease;

@@ -288,7 +288,7 @@ struct DlockLease
 /* Deadline of a lease that ran out */
 #define DLOCK_RAN_OUT		((uint64) 1)
 
-/* The deadline if a session keeps the lease alive.  Renewals increment it. */
+/* The deadline while a lease's ttl does not run.  Renewals increment it. */
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*

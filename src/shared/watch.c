@@ -5,7 +5,7 @@
  *
  * A watched name has an entry in the second hash table of its partition
  * (buckets.c), because a free lock has no entry.  A process that changes the
- * holders, with the partition locked, counts the change and lists the name.
+ * holders counts the change and lists the name, with the partition locked.
  * The sender walks through that list, sends the current holder, and records in
  * each watch how many changes the message covers.  A name leaves the list when
  * every watch is up to date (I29).
