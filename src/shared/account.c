@@ -304,9 +304,9 @@ has_little(Account *account, int64 limit)
 
 /*
  * Raise 53200 unless there is memory for one more lock of the role.  An eighth
- * of all is kept for superusers, who must lock in order to clean up.  Another
- * eighth is kept for roles that have little, so that a few large users do not
- * stop all others.
+ * of the memory is kept for superusers, who must lock in order to clean up.
+ * Another eighth is kept for roles that have little, so that a few large users
+ * do not stop all others.
  */
 void
 dlock_check_memory(Oid role)

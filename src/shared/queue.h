@@ -3,7 +3,7 @@
  * queue.h
  *	  For the files that change or read locks: queue*.c.
  *
- * All but dlock_wakeups_send() need the entry's lock.  None raises an error.
+ * All functions but dlock_wakeups_send() need the entry's lock.  None fails.
  *
  *-------------------------------------------------------------------------
  */
