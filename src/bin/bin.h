@@ -20,7 +20,7 @@
 #define SEC	INT64CONST(1000000)
 #define FOREVER	PG_INT64_MAX
 
-/* Exit codes, beside those of the command that is run */
+/* Exit codes of dlock itself; dlock run also has those of its command */
 #define EXIT_LOST		124
 #define EXIT_DLOCK		125
 #define EXIT_NOT_RUN	126
@@ -113,7 +113,7 @@ extern int	command_exit_code(void);
 extern bool signal_tree(int signo, pid_t except);
 extern const sigset_t *command_waiting_mask(void);
 
-/* front.c and run.c, the two processes of dlock run */
+/* front.c and run.c: the front and the keeper of dlock run */
 typedef struct ControlMessage
 {
 	char		what;			/* 's': signal, 'g': group, 'z': stopped */

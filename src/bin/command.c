@@ -30,7 +30,7 @@ static bool ignored[NSIG];
 static timer_t step_timer;
 static timer_t last_timer;
 
-/* read by the signal handler; changed while SIGALRM is blocked */
+/* read by the signal handler; changed only while SIGALRM is blocked */
 static volatile pid_t group;	/* of the command; 0: none */
 static volatile int64 term_deadline = FOREVER;
 static volatile int64 kill_deadline = FOREVER;
@@ -158,7 +158,7 @@ command_waiting_mask(void)
 	return &mask;
 }
 
-/* In the command's process: restore the caller's settings, and execute. */
+/* In the command's process, restore the caller's settings, and execute. */
 static void
 become_command(char **argv, pid_t keeper, int report)
 {
@@ -193,7 +193,7 @@ forget_command(void)
 	set_timer(last_timer, FOREVER);
 }
 
-/* If a deadline has passed, its timer fires now.  SIGALRM must be blocked. */
+/* Set the timers; for a past deadline, one fires now.  SIGALRM is blocked. */
 static void
 arm_timers(void)
 {
@@ -201,7 +201,7 @@ arm_timers(void)
 	set_timer(last_timer, last_deadline);
 }
 
-/* Returns the process group; or 0, with errno, if the command cannot run. */
+/* Start the command.  Returns its process group or, with errno set, 0. */
 pid_t
 command_start(char **argv)
 {
@@ -280,7 +280,7 @@ command_is_lost(void)
 	return terminated || killed;
 }
 
-/* When command_look() must be called, even without a signal */
+/* Returns when command_look() must be called, even without a signal. */
 int64
 command_next_step(void)
 {
@@ -302,7 +302,7 @@ command_pass_on(int signo)
 		kill(-group, signo);
 }
 
-/* The signal that stopped or continued the command since the last call */
+/* Returns the signal that has stopped or continued the command, once; or 0. */
 int
 command_stopped_by(void)
 {
@@ -312,7 +312,7 @@ command_stopped_by(void)
 	return signo;
 }
 
-/* The command's exit code; 128 + n if signal n has ended it, as in a shell */
+/* Returns the command's exit code; if signal n has ended it, 128 + n. */
 int
 command_exit_code(void)
 {
@@ -322,8 +322,8 @@ command_exit_code(void)
 
 /*
  * Send a signal to the descendants of a process, except to the process group
- * "except", which has received it already.  Reap the children of this process
- * except the command.  Returns true if a descendant still runs.
+ * "except", which has received it already.  Reap the keeper's children, except
+ * the command.  Returns true if a descendant still runs.
  */
 static bool
 signal_descendants(pid_t parent, int signo, pid_t except)
@@ -405,7 +405,7 @@ command_look(void)
 		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
 		info.si_pid = 0;
 	}
-	/* in this order, because children of an ended command become ours */
+	/* has_ended() first, because children of an ended command become ours */
 	for (;;)
 	{
 		ended = has_ended();

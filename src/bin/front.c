@@ -54,7 +54,7 @@ forward_signal(int signo)
 	errno = save_errno;
 }
 
-/* Signals that the caller ignores stay ignored, also by the command. */
+/* Catch the signals to pass on, except those that the caller ignores. */
 static void
 catch_signals(void)
 {
@@ -99,8 +99,8 @@ leave_signals_to_front(void)
 }
 
 /*
- * The command has the terminal from its start if this process leads its own job
- * and no other process of the job, such as a pager, can want the terminal.
+ * Does the command have the terminal from its start?  Only if this process
+ * leads its job and no other process of the job, such as a pager, can want it.
  * Otherwise the command gets the terminal after it was stopped for using it.
  */
 static bool

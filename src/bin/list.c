@@ -9,7 +9,7 @@
 
 #include "fe_utils/print.h"
 
-/* Time since "since", in whole seconds */
+/* The time that has passed since "since", in whole seconds */
 #define AGE(since) \
 	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) " since ")"
 #define LOCK_COLUMNS \

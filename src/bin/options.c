@@ -29,7 +29,7 @@ typedef enum Kind
 
 /*
  * The options, in the order of the help.  "of" has the letters of the
- * subcommands that take the option, NULL for all.
+ * subcommands that take the option.  It is NULL if all do.
  */
 static const struct
 {
@@ -115,7 +115,7 @@ static const struct
 	{"verbose", 'v', FLAG, NULL, &opt.verbose, ""},
 };
 
-/* "30s", "5min", "500ms", "1.5h"; a bare number is seconds */
+/* Parse "30s", "5min", "500ms" or "1.5h".  A bare number is seconds. */
 static int64
 parse_time(const char *option, const char *value)
 {
@@ -202,7 +202,7 @@ check_run_options(void)
 	opt.every = opt.every < 0 ? 0 : Max(opt.every, MS);
 }
 
-/* Returns the exit code */
+/* Log where to find help.  Returns the exit code for wrong usage. */
 int
 usage_error(const char *subcommand)
 {
@@ -212,7 +212,7 @@ usage_error(const char *subcommand)
 }
 
 /*
- * Take the options of a subcommand or, if "name" is empty, those before it.
+ * Take the options of a subcommand or, if "name" is empty, of dlock itself.
  * Sets optind to the first operand.  Returns false if help is wanted.
  */
 bool
@@ -244,7 +244,7 @@ take_options(const char *name, char letter, int argc, char **argv)
 	}
 	*next = '\0';
 
-	/* start over, after the options before the subcommand */
+	/* start over: options before the subcommand were taken earlier */
 	optind = 0;
 	while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1)
 	{

@@ -23,17 +23,17 @@
  *	  the keeper, 1 still holds, because the kernel's timer kills the keeper.
  * 5. The lock is released only after the command has ended.
  *
- * Not covered: a command that dlock may not signal (sudo), or that hangs in the
- * kernel; a daemon that has left the command's descendants; and SIGSTOP or
- * SIGKILL for keeper and front at once, after which the command's own process
- * dies, but its descendants may live.
+ * Not covered: a command that dlock cannot signal (sudo), or that hangs in
+ * the kernel; a daemon that has left the command's descendants; and SIGSTOP or
+ * SIGKILL for keeper and front at once.  Then the command's own process dies,
+ * but its descendants may live.
  *
  * With --session there is no deadline.  When the server notices that the
  * connection is lost, it grants the lock to the next waiter.  When the keeper
  * notices, it kills the command.
  *
- * A waiter queues with a lease and an owner.  So if the connection was lost,
- * the repeated request finds its place again.
+ * A waiter queues with a lease and an owner.  So if the connection was lost, a
+ * repeated request finds the waiter's place again.
  */
 #include "bin/bin.h"
 
@@ -71,11 +71,11 @@ static bool adopts;				/* the ticket may be of an earlier run */
 static int64 granted_at;
 static int	not_run;			/* the exit code, if the command cannot be run */
 
-/* when the server stopped answering; FOREVER: it answers */
+/* when the server stopped answering; FOREVER if it answers */
 static int64 silent_since = FOREVER;
 static int64 backoff;
 
-/* messages of the front */
+/* set by messages of the front */
 static int	stop_signal;		/* 0: go on */
 static bool suspended;			/* Ctrl-Z before there was a command */
 static bool front_gone;
@@ -129,7 +129,7 @@ obey_signal(int signo)
 		suspended = false;
 	else if (!command_runs())
 		stop_signal = signo;
-	/* do not repeat the command */
+	/* with --every, do not repeat the command */
 	if (opt.every > 0 && (signo == SIGINT || signo == SIGTERM ||
 						   signo == SIGHUP || signo == SIGQUIT))
 		stop_signal = signo;
@@ -151,7 +151,7 @@ read_control(void)
 	}
 }
 
-/* Check the command.  If it was stopped or continued, so is the front. */
+/* Check the command.  If it was stopped or continued, the front is, too. */
 static void
 look_around(void)
 {
@@ -165,9 +165,9 @@ look_around(void)
 }
 
 /*
- * Wait until the descriptor, if any, is ready.  Returns false after "until",
- * if dlock must stop while no command runs or, with heed_end, if the command
- * has ended.
+ * Wait until the descriptor, if any, is ready.  Returns false after "until".
+ * Returns false also if dlock must stop while no command runs or, with
+ * heed_end, if the command has ended.
  */
 static bool
 await_event(int fd, short events, int64 until, bool heed_end)
@@ -226,14 +226,14 @@ be_patient(int64 until)
 	return true;
 }
 
-/* The longest time to connect, or to wait for an ordinary answer */
+/* Returns the longest time to connect, or to wait for an ordinary answer. */
 static int64
 patience_for_answer(void)
 {
 	return opt.session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
-/* The ttl counts from when the request was sent. */
+/* Set the deadlines.  The ttl counts from when the request was sent. */
 static void
 set_deadline(int64 sent)
 {
@@ -246,7 +246,7 @@ set_deadline(int64 sent)
 		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
-/* A leader runs for years, so the result is static: copy or use it at once. */
+/* Returns a text in static memory, which the next call overwrites. */
 static const char *
 interval(int64 us)
 {
@@ -257,8 +257,8 @@ interval(int64 us)
 }
 
 /*
- * Returns the first value of the server's answer, or "" if it is null; NULL if
- * there is an error, or no answer.  The next call overwrites the value.
+ * Returns the first value of the server's answer, or "" if it is null.  After
+ * an error or without an answer, returns NULL.  The next call overwrites it.
  */
 static const char *
 ask(int64 until, const char *sql, int n, const char *const *values)
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and, if it is 0 or more, with "length". */
+/* Call a function with the ticket and, unless it is negative, "length". */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -325,7 +325,7 @@ confirm(void)
  * Getting the lock
  */
 
-/* Request the lock, or a place in its queue.  Returns the ticket, or "". */
+/* Request the lock or a place in its queue.  Returns the ticket; "": busy. */
 static const char *
 request_lock(int64 until)
 {
@@ -377,7 +377,7 @@ at_least_fits(void)
 	return fits && fits[0] == 't';
 }
 
-/* One step, with a connection.  "until" is the end of the wait. */
+/* Try once, with a connection.  "until" is the end of the whole wait. */
 static Outcome
 try_to_get_lock(int64 until)
 {
@@ -498,7 +498,7 @@ give_back(int64 until)
 		{
 			value = ask_of_ticket(until,
 								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
-			/* an earlier request may have released it without an answer */
+			/* an earlier request, without an answer, may have released it */
 			if (value && value[0] == '\0' && asked)
 				value = "t";
 			asked = true;
@@ -645,7 +645,7 @@ take_turn(void)
 	return outcome == GOT_LOCK && !kept ? -1 : code;
 }
 
-/* The name of a file may have another encoding than the database. */
+/* Make a text ASCII.  A file's name may not be in the database's encoding. */
 static char *
 ascii(char *text)
 {
@@ -657,7 +657,7 @@ ascii(char *text)
 	return text;
 }
 
-/* The default owner is unique to this run. */
+/* Set owner and info.  The default owner is unique to this run. */
 static void
 name_holder(void)
 {

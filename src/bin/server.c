@@ -4,8 +4,8 @@
  *
  * No call of this file blocks, except in the resolver.  Calls wait in
  * server_await(), so that dlock run can do other work during the wait.  If
- * server_await() returns false, a call gives up.  Giving up a query closes the
- * connection, because the answer could still come.
+ * server_await() returns false, the call gives up.  If it gives up a query, it
+ * closes the connection, because the answer could still come.
  *
  * In non-blocking mode, libpq has no timeout for each of several hosts.  So
  * server_open() tries one host at a time.
@@ -51,7 +51,7 @@ await_plainly(int fd, short events, int64 until)
 	return poll(&ready, 1, timeout) > 0;
 }
 
-/* Element i of a list, or the last element if the list is shorter */
+/* Returns element i of a list, or the last one if the list is shorter. */
 static char *
 element(const char *list, int i)
 {
@@ -155,8 +155,8 @@ start_connection(int i)
 /*
  * Find the schema of dlock, and change settings: the session runs only dlock's
  * functions, and its waits must end if the client is gone.  Behind a pooler,
- * which reports another PID than the server, change none, because the pooler
- * gives the session to other clients, too.
+ * which reports another PID than the server, change no setting, because the
+ * pooler gives the session to other clients, too.
  */
 #define SET(name, value) "pg_catalog.set_config('" name "', '" value "', false)"
 static ServerState
@@ -389,7 +389,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 	return result;
 }
 
-/* Connect, in all subcommands but dlock run. */
+/* Connect, or exit.  All subcommands except dlock run call this. */
 void
 server_open_or_exit(void)
 {

@@ -14,7 +14,7 @@
 #define KEYS "Ctrl-C quits"
 #endif
 
-/* The orders of the keys w, t and n */
+/* The sort orders that the keys w, t and n select */
 #define BY_WAITERS \
 	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
 #define BY_TIME "coalesce(granted_at, enqueued_at), "
@@ -22,7 +22,7 @@
 
 static const char *order = BY_WAITERS;
 
-/* The text of print_top(), or the error; the next page may succeed. */
+/* Returns the output of print_top() or, if that fails, the error. */
 static char *
 make_page(void)
 {
@@ -57,7 +57,7 @@ ask_for(const char *what)
 	return answer;
 }
 
-/* Output that is wider or longer than the screen is cut off. */
+/* Show a page.  Whatever does not fit on the screen is cut off. */
 static void
 show_page(void)
 {

@@ -21,7 +21,7 @@ typedef struct Watched
 static Watched *watched;
 static int	n_watched;
 
-/* A lock's name and its holder's info must not break the line or the screen. */
+/* Make a name or info fit to print, so that it breaks no line or screen. */
 static char *
 plain_line(char *text)
 {
@@ -121,7 +121,7 @@ begin_watching(void)
 	return server_state == SERVER_OPEN;
 }
 
-/* Print until the connection is lost.  A silent connection is checked. */
+/* Print changes until the connection is lost.  Checks a silent connection. */
 static void
 print_changes(void)
 {

@@ -27,13 +27,13 @@
 
 #include "tables/shape.h"
 
-/* How often to ask the standbys before the ttls begin, if answers take long */
+/* How often to ask standbys before the ttls begin, if answers take long */
 #define MAX_QUORUM_WAITS	3
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
 #define LOOK_MS				1000	/* between checks that there is a worker */
-#define NO_WORKER_MS		3000	/* without a worker, before callers load */
-#define WORKER_TURN_MS		1000	/* before the worker unlocks the tables */
+#define NO_WORKER_MS		3000	/* wait for a worker before callers load */
+#define WORKER_TURN_MS		1000	/* then the worker unlocks the tables */
 #define TELL_MS				500 /* longer waits for a lock are logged */
 #define SILENCE_MS			60000	/* between log messages about such waits */
 #define MAX_LOCK_POLL_MS	50
@@ -55,7 +55,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
-	/* calls that return loaded tickets wait until this record is durable */
+	/* if a call returns a loaded ticket, it waits for this record's flush */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots.  Others may do so, too.  Returns false after "until". */
+/* Load dlock_slots, perhaps beside others.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -259,7 +259,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 	return done;
 }
 
-/* The lock to load.  It is heavyweight, so that deadlocks are found. */
+/* Returns the tag of the lock to load: heavyweight, to detect deadlocks. */
 static LOCKTAG
 load_tag(DlockSpace *space)
 {
@@ -326,7 +326,7 @@ check_lockable(DlockSpace *space)
 bool
 dlock_load(DlockSpace *space)
 {
-	static bool has_turns = false;	/* between calls, holds the lock to load */
+	static bool has_turns = false;	/* is the lock kept between calls? */
 	uint64		until = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	LOCKTAG		tag = load_tag(space);
 	volatile bool done = false;
@@ -354,7 +354,7 @@ dlock_load(DlockSpace *space)
 	return done;
 }
 
-/* Raise 55P03: the timeout passed before the request's rows were loaded. */
+/* Raise 55P03 for a timeout that passed before the rows were loaded. */
 void
 dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 {
@@ -373,7 +373,7 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 			 errhint("It is not known yet whether the lock is free. Try again, or with a longer timeout.")));
 }
 
-/* The worker has failed to load: make waiting callers load. */
+/* After the worker has failed to load, make waiting callers load. */
 void
 dlock_load_failed(DlockSpace *space)
 {
@@ -433,7 +433,7 @@ load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 	return false;
 }
 
-/* Have the worker load; if it cannot, load.  Returns false after "until". */
+/* Have the worker load, or load if it cannot.  Returns false after "until". */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -462,7 +462,7 @@ dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 		wait_for_load(space, until);
 }
 
-/* This database's space, loaded: for calls about leases or all locks */
+/* Returns this database's space, loaded, for calls on leases or all locks. */
 DlockSpace *
 dlock_loaded_space(void)
 {

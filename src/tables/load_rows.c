@@ -15,7 +15,7 @@
 
 #define ROW_MEMORY			512		/* bytes of a loaded row, about */
 
-/* The value of a row's column; 0 or NULL if the column is null */
+/* Returns the value of a row's column.  If it is null, returns 0 or NULL. */
 static TimestampTz
 get_time(const DlockStored *row, int column)
 {

@@ -15,7 +15,7 @@
 
 #define MAX_HOLDERS		5		/* named in a message */
 
-/* The strongest mode in "held" that conflicts with "mode", or NoLock */
+/* Find the strongest mode in "held" that conflicts with "mode", or NoLock. */
 static LOCKMODE
 find_conflict(LOCKMASK held, LOCKMODE mode)
 {
@@ -28,8 +28,8 @@ find_conflict(LOCKMASK held, LOCKMODE mode)
 }
 
 /*
- * List the processes that hold or await a lock that conflicts with "mode".
- * Reads no catalog, so it works in a failed transaction.
+ * List the processes that hold or await the lock in a mode that conflicts with
+ * "mode".  Reads no catalog, so it works in a failed transaction.
  */
 char *
 dlock_describe_holders(const LOCKTAG *tag, LOCKMODE mode)

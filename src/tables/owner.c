@@ -60,7 +60,7 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * The plan of the current statement.  "format" is a constant, for which the
+ * Returns the plan of the current statement.  "format" is a constant, whose
  * last plan is kept, because planning costs more than executing.  A nested
  * statement gets a plan of its own, so that no plan in execution is freed.
  */
@@ -101,9 +101,9 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
 }
 
 /*
- * Run a statement on a table of the extension as its owner.  "%s" stands for
- * the table.  Returns the number of rows processed, and in *result the value
- * that the statement returns, if any.
+ * Run a statement on a table of the extension as the table's owner.  "%s"
+ * stands for the table.  Returns the number of rows processed, and in *result
+ * the value that the statement returns, if any.
  *
  * The statement may run triggers, rules and expressions of the owner, whom the
  * caller need not trust.  So it is a security-restricted operation, which can

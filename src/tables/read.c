@@ -37,9 +37,9 @@ compare_numbers(const void *a, const void *b)
 /*
  * Open a table to load it.  Until dlock_close_committed(), the snapshot sees
  * only committed rows, because this transaction could be rolled back (I22).
- * Raises 55000 if this transaction holds ShareLock or more.  It may have
+ * Raises 55000 if this transaction holds ShareLock or more.  Then it may have
  * changed the table's file, columns or indexes, and would miss committed rows.
- * A table that this transaction created is exempt: it has no committed rows.
+ * If this transaction created the table, there are no committed rows to miss.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -88,7 +88,7 @@ append_row(Relation relation, const DlockShape *shape, HeapTuple tuple,
 	dlock_shape_check_row(shape, row);
 }
 
-/* The planner's estimate of a table's rows */
+/* Returns the planner's estimate of a table's rows. */
 uint64
 dlock_rows_estimate(DlockSpace *space, DlockTable which)
 {
@@ -105,8 +105,8 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 
 /*
  * Replace the contents of "rows" by at most "max" committed rows whose numbers
- * are above "behind"; 0 means from the first row on.  If the primary key is
- * locked, as by REINDEX, "max" is ignored.  The values are in the current
+ * are above "behind", or from the first row on if that is 0.  If the primary
+ * key is locked, as by REINDEX, "max" is ignored.  Values are in the current
  * memory context.  Raises 55000 for a row that dlock cannot have written.
  */
 void
@@ -160,7 +160,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 }
 
 /*
- * Find an index on names, and take AccessShareLock on it; InvalidOid if none.
+ * Find an index on names and take AccessShareLock on it.  InvalidOid if none.
  * Only collation "C" is the same on all systems.  Skips a locked index.
  */
 static Oid
@@ -191,7 +191,7 @@ lock_name_index(Relation relation, AttrNumber name)
 	return InvalidOid;
 }
 
-/* Begin a scan for the rows of a lock, whose name is in this column. */
+/* Begin a scan for the rows with a lock's name in this column. */
 SysScanDesc
 dlock_begin_name_scan(Relation relation, AttrNumber column,
 					  const DlockKey *key, Snapshot snapshot)

@@ -5,7 +5,7 @@
  *
  * dlock reads and writes the tables by the position of columns, and must not
  * run code of their owner.  So a table must be as the extension's script made
- * it, except for dropped columns at the end.
+ * it, except for owner, rights, plain indexes and dropped columns at the end.
  *
  *-------------------------------------------------------------------------
  */
@@ -105,7 +105,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errhint("Undo the change, for example with ALTER TABLE or DROP INDEX.")));
 }
 
-/* The number of a column.  Raises 55000 if none has this name and type. */
+/* Returns a column's number.  Raises 55000 if none has this name and type. */
 int
 dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 				  Oid type)
@@ -119,7 +119,7 @@ dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 	return column;
 }
 
-/* The value of a row's column.  Raises 55000 if the value is null, too. */
+/* Returns the value of a row's column.  Raises 55000 also if it is null. */
 Datum
 dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
 				 const char *name, Oid type)
@@ -189,7 +189,7 @@ is_function(Oid function, const char *name)
 	return found && strcmp(found, name) == 0;
 }
 
-/* Only the two triggers of the extension's script may exist. */
+/* Raise 55000 unless the triggers are the two of the extension's script. */
 static void
 check_triggers(Relation relation)
 {
@@ -236,8 +236,8 @@ check_triggers(Relation relation)
 }
 
 /*
- * Does maintaining an index run only PostgreSQL's code?  This check must not
- * run other code itself, as RelationGetIndexExpressions() would.
+ * Does each change of an index run only PostgreSQL's code?  This check must
+ * not run other code itself, as RelationGetIndexExpressions() would.
  */
 static bool
 is_plain_index(Relation index)
@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* The primary key.  Any lock may have cleared rd_pkindex, so load it again. */
+/* Returns the primary key.  Loads it again: any lock may clear rd_pkindex. */
 Oid
 dlock_shape_key_index(Relation relation)
 {

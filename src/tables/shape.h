@@ -20,7 +20,7 @@ typedef struct DlockColumn
 	const char *name;
 	Oid			type;
 	bool		nullable;
-	int64		min;			/* of a number, a time or a text's length */
+	int64		min;			/* least number, time or length of a text */
 	int64		max;
 } DlockColumn;
 
@@ -45,7 +45,7 @@ extern void dlock_shape_check_row(const DlockShape *shape,
 								  const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* loading them beats starting a worker */
+#define DLOCK_ROWS_AT_ONCE	500 /* loaded in less time than a worker starts */
 
 /* Parts of a load, in their order */
 typedef enum DlockLoadPart

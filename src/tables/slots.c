@@ -22,7 +22,7 @@
 #include "tables/shape.h"
 
 /*
- * The slots of a row.  Raises 55000 if the row violates the table's
+ * Returns the slots in a row.  Raises 55000 if the row violates the table's
  * constraints.
  */
 int32
@@ -69,7 +69,7 @@ dlock_slots_for_each(DlockSpace *space, Relation table, Snapshot snapshot,
 }
 
 /*
- * Load all rows.  Rows that were loaded before an error stay, which is
+ * Load all rows.  After an error, the rows loaded before it stay.  This is
  * harmless, because the next call loads all rows again.
  */
 void
@@ -103,7 +103,7 @@ dlock_slots_open(DlockSpace *space)
 	return table;
 }
 
-/* The slots in a lock's row; 0 if it has no row */
+/* Returns the slots in a lock's row, or 0 if it has no row. */
 int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key)
 {

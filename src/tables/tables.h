@@ -71,7 +71,7 @@ typedef struct DlockStored
 	bool		nulls[DLOCK_MAX_COLUMNS];
 	uint64		system;
 	Oid			database;
-	bool		is_foreign;		/* of another system or database */
+	bool		is_foreign;		/* is it of another system or database? */
 } DlockStored;
 
 /* Rows of a table, in the order of their numbers */
@@ -80,7 +80,7 @@ typedef struct DlockStoredRows
 	DlockStored *rows;			/* allocated by the caller */
 	uint64		room;			/* rows that fit; doubled as needed */
 	uint64		count;
-	bool		complete;		/* no row follows */
+	bool		complete;		/* does no row follow? */
 } DlockStoredRows;
 
 /* A row to be written */
@@ -91,7 +91,7 @@ typedef struct DlockImage
 	bool		had_row;
 	bool		over;			/* remove the row */
 	bool		granted;
-	bool		inherits;		/* row of an heir that still waits (I17) */
+	bool		inherits;		/* for an heir that still waits (I17) */
 	DlockMode	mode;			/* of a ticket */
 	bool		shares;			/* this row makes the ticket shared (I18) */
 	bool		delayed;		/* of a lease */

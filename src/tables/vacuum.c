@@ -23,8 +23,8 @@
 
 /*
  * Vacuum the tables, so that they stay small between runs of autovacuum.  Calls
- * begin() before each table.  Returns the number of dead rows that starts the
- * next run.  A large table raises it, because an old snapshot may keep rows.
+ * begin() before each table.  Returns how many dead rows start the next run:
+ * more for a large table, because an old snapshot may keep rows.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
@@ -55,7 +55,7 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;
 		statement->rels = list_make1(makeVacuumRelation(NULL, id, NIL));
-		/* parallel workers would use the settings of the role and database */
+		/* not parallel: workers would use settings of the role and database */
 		statement->options =
 			list_make3(makeDefElem("skip_locked", NULL, -1),
 					   makeDefElem("truncate", (Node *) makeString("off"), -1),

@@ -42,7 +42,7 @@ static Relation relations[DLOCK_NUM_TABLES];
 /* The table that the transaction waits to lock, or -1 */
 static int	awaited = -1;
 
-/* The tables may have rows that came with a copy of a database */
+/* May the tables have rows that came with a copy of a database? */
 static bool has_foreign_rows = true;
 
 typedef struct Table
@@ -99,7 +99,7 @@ open_table(Table *table, DlockTable which)
 	table->nulls = palloc(columns * sizeof(bool));
 }
 
-/* Find the row with this number, and leave *scan open; NULL if none */
+/* Find the row with this number, and leave *scan open.  NULL if none. */
 static HeapTuple
 find_row(Table *table, int64 number, SysScanDesc *scan)
 {
@@ -128,7 +128,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/* Insert or update.  A row that came with a copy can have the same number. */
+/* Insert or update a row.  A row from a copy can have the same number. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -171,7 +171,7 @@ set_name(Table *table, int column, const char *text)
 	set(table, column, false, NameGetDatum(name));
 }
 
-/* Write the current info.  A record with newer info has been marked again. */
+/* Set the current info.  If it changes later, the record is marked again. */
 static void
 set_info(Table *table, int column, DlockRecord *record)
 {
@@ -376,7 +376,7 @@ dlock_rows_begin(DlockSpace *space)
 	return true;
 }
 
-/* The table that a failed transaction could not lock, or InvalidOid */
+/* Find the table that a failed transaction could not lock, or InvalidOid. */
 Oid
 dlock_rows_awaited(void)
 {
