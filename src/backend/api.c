@@ -77,7 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/* Make the procedure's result.  This can fail, so it is before the acquire. */
+/* Make the procedure's result.  The acquire follows, because this can fail. */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Usually reads no catalog.  If it misses a DROP EXTENSION, that is later. */
+/* Usually reads no catalog: a DROP EXTENSION not yet seen counts as later. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -333,7 +333,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	DlockKey	key;
 	int64		fence;
 
-	/* prevent DROP EXTENSION until the commit: that would free all locks */
+	/* prevent DROP EXTENSION until the commit: a drop would free all locks */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
 	space = dlock_begin_protected_change(fcinfo, &key);

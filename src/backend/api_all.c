@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* the error of a timeout names a lock, so without names, have none */
+		/* a timeout's error names a lock, so without names, no timeout */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else

@@ -140,9 +140,8 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 }
 
 /*
- * Returns the microseconds of an interval; if it is negative, too long or
- * infinite, a negative number.
- * Months have 30 days and days 24 hours, as in PostgreSQL.
+ * Returns the microseconds in an interval, or -1 if the interval is negative,
+ * too long or infinite.  Months have 30 days, and days 24 hours.
  */
 static int64
 interval_length(const Interval *interval)

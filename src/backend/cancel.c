@@ -135,7 +135,7 @@ put_explanation(void)
 
 /*
  * Put the explanation on error_context_stack, in the handler.  Returns false
- * if that is impossible now.  While a statement is executed, it is there
+ * if that is impossible now.  During execution, the explanation is there
  * already.  Otherwise the stack may have freed entries, except in a lock wait.
  */
 static bool

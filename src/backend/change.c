@@ -5,7 +5,7 @@
  *
  * A call changes a record in shared memory, and returns once the record's row
  * is durable.  If the write fails, the call restores the info, or the shorter
- * ttl, but no mode.  So only one call at a time may change a record (I19).
+ * ttl, not the mode.  So only one call at a time may change a record (I19).
  *
  *-------------------------------------------------------------------------
  */

@@ -585,7 +585,7 @@ blocks_heavyweight(void)
  * in dlock closes a cycle, the waiting backend itself looks thoroughly.
  *
  * If another backend has found that this backend is the victim ("told"), look
- * in any case: this backend may block others only by its place in a queue.
+ * in any case: its place in a queue may be all that blocks others.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)

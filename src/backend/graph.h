@@ -118,7 +118,7 @@ typedef struct DlockVertex
 	DlockGraphRef first_place;
 	uint64		since;			/* start of its latest wait */
 	bool		is_ours;		/* of this database */
-	bool		explained;		/* is it a root, or waits it behind one? */
+	bool		explained;		/* is it a root, or behind a root? */
 	int			visited;		/* DlockGraph.number of the latest visit */
 } DlockVertex;
 

@@ -66,8 +66,8 @@ dlock_held_is_granted(const DlockHeld *held)
 }
 
 /*
- * Must the session release the ticket?  The answer is true even if no acquires
- * are left, because an error kept the ticket from ending: a release ends it.
+ * Must the session release the ticket?  The answer is true also if no acquires
+ * are left.  Then an error kept the ticket from ending, and a release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

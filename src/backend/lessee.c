@@ -270,8 +270,8 @@ join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
  * return the ticket's number.
  *
  * If another call has made the ticket, the last step redirects the ticket's
- * announcement to this client; until then, the other client gets it.  If not,
- * a later cancel of the statement that calls "function" ends the ticket.
+ * announcement to this client; until then, the other client gets it.  A new
+ * ticket is ended if the statement that calls "function" is canceled later.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,

@@ -27,7 +27,7 @@
 
 #include "backend/inner.h"
 
-/* If the transaction has executed only one call, the called function; or 0 */
+/* Set if the transaction has executed nothing but a call of this function */
 Oid			dlock_lone_call = InvalidOid;
 
 static bool

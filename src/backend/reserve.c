@@ -229,7 +229,7 @@ check_prefix(const text *prefix)
 				 errhint("It is compared with the beginning of names, byte by byte.")));
 }
 
-/* Raise 42501 unless the user may use the names, and so their reservation. */
+/* Raise 42501 if the user may not use the names: no change is allowed then. */
 static void
 check_owner(DlockSpace *space, const text *prefix)
 {
@@ -246,7 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/* Lock a prefix's row, before check_owner().  Returns false without a row. */
+/* Lock a prefix's row, before check_owner().  Returns false if it has none. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {

@@ -104,7 +104,7 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 
 /*
  * Acquire in session or transaction scope.  Returns the fence, which is the
- * ticket's number.  If the time is over, returns 0, with *outcome set.
+ * ticket's number.  If not granted in time, returns 0, and *outcome says why.
  */
 int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
@@ -168,7 +168,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * the order in which all calls acquire.  If a lock cannot be acquired in time,
  * returns false, with the lock's index in *failed and the reason in *outcome.
  * Except in transaction scope, each acquire leaves a mark, which the caller
- * must pass to dlock_xact_keep_result().  If the call fails, the rollback
+ * must drop with dlock_xact_keep_result().  If the call fails, the rollback
  * releases the locks, without warnings, because these would take interrupts.
  */
 bool
@@ -331,7 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/* Undo the latest session acquire.  If none or lost, warns, returns false. */
+/* Undo the latest session acquire.  Warns and returns false if not held. */
 bool
 dlock_session_release(const DlockKey *key)
 {

@@ -57,7 +57,7 @@ static HTAB *table_of_names = NULL;
 /* The latest name first, so levels never rise along the list */
 static NotedName *names = NULL;
 
-/* Caller of dlock_set_slots(), which writes as the table's owner, or 0 */
+/* Role that calls dlock_set_slots(), or 0; the function writes as the owner */
 static Oid	setter = InvalidOid;
 
 static void slots_at_xact_end(XactEvent event, void *arg);

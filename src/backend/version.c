@@ -20,7 +20,7 @@
 
 /*
  * Run a statement whose parameters are the name, a version and the current
- * role.  Returns the number of rows.  Sets *result to a version, if not NULL.
+ * role.  Returns the number of rows.  Sets *result, unless NULL, to a version.
  */
 static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,

@@ -85,7 +85,7 @@ unannounce_wait(const DlockRequest *request)
 
 /*
  * Is the ticket a lease's, or another session's for a lease to adopt?  Changes
- * of such a ticket broadcast its condition variable, and set no latch of ours.
+ * of such a ticket broadcast its condition variable, but do not set our latch.
  */
 static bool
 is_foreign(const DlockTicket *ticket)
@@ -134,12 +134,12 @@ still_waiting(DlockTicket *ticket, bool foreign)
 
 /*
  * Prepare to be woken by a change of the ticket.  Returns false if the ticket
- * does not wait.  Unless the ticket is foreign, nothing must be prepared,
+ * does not wait.  If the ticket is not foreign, there is nothing to prepare,
  * because its change sets our latch.
  *
  * A broadcast removes us from the condition variable's list, so we enter the
  * list again before each look at the state.  ConditionVariablePrepareToSleep()
- * cannot do that: before PostgreSQL 16, it passes the broadcast on to another.
+ * cannot: before PostgreSQL 16, it passes the broadcast on to another sleeper.
  * A sleep with a timeout of 0 enters the list and resets the latch.
  */
 static bool
@@ -324,7 +324,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Sleep until it is granted or lost.  Returns false after the timeout. */
+/* Sleep until the ticket is granted or lost.  False after the timeout. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					uint64 start)

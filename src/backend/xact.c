@@ -49,7 +49,7 @@ typedef struct Mark
 	uint32		count;			/* number of acquires or calls */
 	bool		pinned;			/* MARK_GUARD: has it pinned the ticket? */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: on the announcement */
-	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before it */
+	int			depth;			/* MARK_TAKEN, MARK_RESULT: earlier depth */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
 } Mark;
 

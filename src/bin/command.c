@@ -193,7 +193,7 @@ forget_command(void)
 	set_timer(last_timer, FOREVER);
 }
 
-/* Set the timers; for a past deadline, one fires now.  SIGALRM is blocked. */
+/* If a deadline has passed, its timer fires now.  SIGALRM must be blocked. */
 static void
 arm_timers(void)
 {
@@ -302,7 +302,7 @@ command_pass_on(int signo)
 		kill(-group, signo);
 }
 
-/* Returns the signal that has stopped or continued the command, once; or 0. */
+/* Take the signal that has stopped or continued the command, or 0. */
 int
 command_stopped_by(void)
 {

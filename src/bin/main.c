@@ -117,7 +117,7 @@ run_subcommand(int s, int argc, char **argv)
 
 /*
  * If the caller has closed a standard descriptor, no connection may get that
- * number, because output would go to the connection.
+ * descriptor's number, because output would go to the connection.
  */
 static void
 occupy_standard_descriptors(void)

@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and, unless it is negative, "length". */
+/* Call a function with the ticket and "length", if that is not negative. */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -325,7 +325,7 @@ confirm(void)
  * Getting the lock
  */
 
-/* Request the lock or a place in its queue.  Returns the ticket; "": busy. */
+/* Request the lock or a queue place.  Returns the ticket, or "" if busy. */
 static const char *
 request_lock(int64 until)
 {

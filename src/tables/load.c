@@ -33,7 +33,7 @@
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
 #define LOOK_MS				1000	/* between checks that there is a worker */
 #define NO_WORKER_MS		3000	/* wait for a worker before callers load */
-#define WORKER_TURN_MS		1000	/* then the worker unlocks the tables */
+#define WORKER_TURN_MS		1000	/* after this, the worker unlocks tables */
 #define TELL_MS				500 /* longer waits for a lock are logged */
 #define SILENCE_MS			60000	/* between log messages about such waits */
 #define MAX_LOCK_POLL_MS	50
@@ -55,7 +55,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
-	/* if a call returns a loaded ticket, it waits for this record's flush */
+	/* if a call returns a loaded ticket, it waits until this is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);

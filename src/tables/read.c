@@ -160,7 +160,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 }
 
 /*
- * Find an index on names and take AccessShareLock on it.  InvalidOid if none.
+ * Find an index on names and lock it (AccessShareLock), or return InvalidOid.
  * Only collation "C" is the same on all systems.  Skips a locked index.
  */
 static Oid

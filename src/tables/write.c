@@ -99,7 +99,7 @@ open_table(Table *table, DlockTable which)
 	table->nulls = palloc(columns * sizeof(bool));
 }
 
-/* Find the row with this number, and leave *scan open.  NULL if none. */
+/* Find the row with this number and leave *scan open, or return NULL. */
 static HeapTuple
 find_row(Table *table, int64 number, SysScanDesc *scan)
 {

@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Announce durable grants for at most "step" us.  Returns the next time. */
+/* Announce durable grants for "step" us.  Returns when to call this again. */
 uint64
 dlock_grants_announce(uint64 step)
 {

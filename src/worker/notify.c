@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name whose watches take several transactions; channels notified so far */
+/* A name to notify of in several transactions, and the channels done so far */
 static struct
 {
 	DlockWatched *watched;

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * sender.c
- *	  The sender of announcements, and the vacuum process.  Both may wait for
- *	  long, as the worker must not.
+ *	  The sender of announcements, and the vacuum process.  These may wait for
+ *	  long, but the worker must not.
  *
  * The sender ends after DLOCK_IDLE_MS without messages.  It can die at any
  * time, because unsent announcements stay in the outbox.

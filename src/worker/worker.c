@@ -398,7 +398,7 @@ write_the_rest(void)
 	ProcDiePending = InterruptPending = true;
 }
 
-/* After SIGTERM, end, or return when to check again for sessions' ends. */
+/* After SIGTERM, end.  While sessions stay, return when to check again. */
 static uint64
 leave_if_told(void)
 {

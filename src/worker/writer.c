@@ -115,8 +115,8 @@ is_awaited(const DlockImage *image)
 
 /*
  * A lone caller flushes for itself.  If several callers wait, the worker
- * flushes before it wakes them, and goes on to do so for CROWD_MS.  Otherwise
- * all would wake only to wait for the first to flush.
+ * flushes before it wakes them, and for CROWD_MS after that for lone callers,
+ * too.  Otherwise all would wake only to wait for the first to flush.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
@@ -229,7 +229,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* if it has ended since the copy, the next batch has it again */
+		/* if the record ended after its copy, it stays for the next batch */
 		if (images[i].over || !committed)
 			settle_record(space, record);
 		if (images[i].shares && committed)
