@@ -341,7 +341,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, fence);
 	dlock_lone_call_note(fcinfo->flinfo);
-	/* the removal before an enqueued ticket's grant may be unflushed (I15) */
+	/* an enqueued ticket's grant may depend on an unflushed removal (I15) */
 	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();
 }

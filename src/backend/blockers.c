@@ -196,7 +196,7 @@ find_blocker(const DlockGraph *graph, int n)
 }
 
 /*
- * Find the cycle that a vertex is in or waits for.  Returns the cycle's vertex
+ * Find the cycle to which a vertex's waits lead.  Returns the cycle's vertex
  * that began to wait last, or -1 if the graph shows no cycle.
  */
 static int

@@ -68,7 +68,7 @@ static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered yet */
 
 static void explain_cancel(void *arg);
 
-/* At the bottom of error_context_stack while a statement may be canceled */
+/* The last entry of error_context_stack, while a statement may be canceled */
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
@@ -223,7 +223,7 @@ void
 dlock_cancel_unwatch(bool all)
 {
 	if (num_watched == 0)
-		return;					/* the commit has begun */
+		return;					/* a commit has ended all watches */
 	num_watched = all ? 0 : num_watched - 1;
 	if (canceled && find_lost() == NULL)
 	{

@@ -4,8 +4,8 @@
  *	  Waiting until a session's changes of leases are durable.
  *
  * The worker writes changes in transactions that commit asynchronously, and
- * flushes the WAL only if several callers wait.  A caller waits for its change
- * to be in the WAL, flushes, and waits for standbys (I19).
+ * flushes the WAL only if several callers wait or did so just before.  A caller
+ * waits until its change is in the WAL, flushes, and waits for standbys (I19).
  *
  *-------------------------------------------------------------------------
  */

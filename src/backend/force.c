@@ -14,7 +14,7 @@
 
 #include "backend/inner.h"
 
-/* A role's name, or its OID if the role is gone */
+/* Returns a role's name, or its OID if the role is gone. */
 static const char *
 role_name(Oid role)
 {
@@ -23,7 +23,7 @@ role_name(Oid role)
 	return name ? name : psprintf("%u", role);
 }
 
-/* A sentence about the caller */
+/* Returns a sentence about the caller. */
 char *
 dlock_describe_caller(void)
 {

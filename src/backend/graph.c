@@ -484,7 +484,7 @@ make_index(Size size)
 	return memset(palloc(size), -1, size);
 }
 
-/* Make a graph: empty, or with the lock that blocks the worker. */
+/* Make a graph, which is empty except for a lock that blocks the worker. */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {

@@ -213,7 +213,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 	held->xact_depth = xact_depth;
 	pg_atomic_write_u32(&held->ticket->session_depth, session_depth);
 	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
-	/* a ticket without acquires is about to end */
+	/* if no acquire is left, the ticket is about to end */
 	if ((session_depth > 0 || xact_depth > 0) &&
 		(held->place == DLOCK_HELD_BY_SESSION ||
 		 held->place == DLOCK_HELD_BY_XACT))

@@ -80,7 +80,7 @@ dlock_lone_call_note(const FmgrInfo *function)
 		dlock_lone_call = function->fn_oid;
 }
 
-/* Forget the call; before a commit, warn about it. */
+/* Forget the noted call.  If this is before a commit, warn about the call. */
 void
 dlock_lone_call_end(bool is_commit)
 {

@@ -230,7 +230,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_replace(held->ticket, announcement, false);
-		/* the new channel is told of a waiter that joins from here on */
+		/* from here on, the new channel is told of waiters that join */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}

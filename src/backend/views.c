@@ -50,7 +50,7 @@ add_holder(Holders *holders, int64 number)
 		holders->numbers[holders->count++] = number;
 }
 
-/* Find the holders of a lock, whose first row is "first". */
+/* Find the holders of the lock whose first row is "first". */
 static void
 find_holders(Blockers *blockers, const DlockRow *first)
 {

@@ -374,8 +374,8 @@ end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
 
 /*
  * Wait until a queued ticket is granted.  Returns DLOCK_TIMED_OUT after the
- * timeout, DLOCK_LOST if another process has ended the ticket.  Raises 40P01
- * if this backend is a deadlock's victim, and the errors of interrupts.
+ * timeout, and DLOCK_LOST if another process has ended the ticket.  Raises
+ * 40P01 if this backend is a deadlock's victim, and the errors of interrupts.
  */
 DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)

@@ -419,7 +419,7 @@ dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 	}
 }
 
-/* Undo the latest acquire: transaction-scoped, or of the unfinished call. */
+/* Undo the latest acquire, of transaction scope or of the unfinished call. */
 void
 dlock_xact_undo_latest(void)
 {
@@ -466,7 +466,7 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	dlock_record_end_uses(before);
 }
 
-/* Run committed MARK_ARMs and MARK_WATCHes: PostgreSQL has handled LISTEN. */
+/* Run committed MARK_ARMs and MARK_WATCHes, now that LISTEN was handled. */
 static void
 at_memory_reset(void *arg)
 {
@@ -515,7 +515,7 @@ dlock_xact_watch(DlockWatch *watch)
 {
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
-	/* reuse a mark dropped by dlock_unwatch(), so that a loop adds none */
+	/* reuse a mark that dlock_unwatch() dropped, so that loops push no more */
 	if (top && top->kind == MARK_DROPPED &&
 		top->level == GetCurrentTransactionNestLevel())
 	{
@@ -588,8 +588,8 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * Pin the guarded tickets: no ticket is granted their locks before the commit
- * is visible (I24).  Raises 55L01 if a ticket was lost; the rollback unpins.
+ * Pin the guarded tickets, so that the next tickets are not granted before the
+ * commit is visible (I24).  If one was lost, raises 55L01; the rollback unpins.
  */
 static void
 pin_guards(void)

@@ -262,7 +262,7 @@ write_image(Table *table, const DlockImage *image)
 	write_row(table, number, image->had_row);
 }
 
-/* Write the images of one table.  Returns the number of rows left dead. */
+/* Write the images of one table.  Returns how many dead rows this leaves. */
 static int
 write_table(DlockTable which, const DlockImage *images, int count)
 {
@@ -420,7 +420,7 @@ tell_of_table(void *arg)
 	errcontext("writing table \"%s\"", ((const DlockShape *) arg)->name);
 }
 
-/* Write a batch.  Returns the number of rows left dead. */
+/* Write a batch.  Returns how many dead rows this leaves. */
 int
 dlock_rows_write(const DlockImage *images, int count)
 {

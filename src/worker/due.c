@@ -107,7 +107,7 @@ dlock_due_add(DlockLease *lease)
 
 	if (found)
 	{
-		/* a lease that is over needs a look at once */
+		/* if the lease is over, look at it at once */
 		if (pg_atomic_read_u64(&lease->deadline) == 0)
 			look_at(look, due_of(lease));
 		return;

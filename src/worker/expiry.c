@@ -5,8 +5,8 @@
  *
  * In each interval, the worker logs at most MAX_LINES leases with a line each,
  * after all other due work.  When the interval is over, it logs the number of
- * other leases.  So 100,000 leases that run out at once neither fill the disk
- * nor hold up the worker.  If the worker dies, lines can be lost.
+ * other leases.  So if 100,000 leases run out at once, they neither fill the
+ * disk nor hold up the worker.  If the worker dies, lines can be lost.
  *
  *-------------------------------------------------------------------------
  */

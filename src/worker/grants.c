@@ -74,7 +74,7 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 
-/* Announce a grant, if the ticket still holds, and forget it. */
+/* Announce a grant if the ticket still holds, and forget the grant. */
 static void
 announce(Grant *grant)
 {

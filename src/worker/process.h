@@ -28,7 +28,7 @@ typedef struct DlockTask
 	bool		(*tell_of_lock) (const char *database); /* tries to log the
 														 * blockers, if set */
 	long		max_retry_ms;	/* longest pause after an error; 0: default */
-	long		patience_ms;	/* before lock timeouts are reported */
+	long		patience_ms;	/* lock timeouts are reported after this */
 
 	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */

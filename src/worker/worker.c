@@ -354,7 +354,7 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions, too.  A session that ends withdraws its requests
+ * A shutdown ends sessions, too.  As a session ends, it withdraws its requests
  * that are not durable, so the worker stays until all sessions have ended, but
  * at most STAY_MS: walsenders that have called dlock end after the worker.
  */
@@ -452,7 +452,7 @@ is_wanted(void)
 /*
  * Is a worker needed?  It is needed by waiters behind leases, leases that need
  * heartbeats, sessions that may listen for announcements, and leases due soon.
- * Otherwise a process that finds a lease due starts the next worker.
+ * Otherwise, if a process finds a lease due, it starts the next worker.
  */
 static bool
 is_missed(uint64 next_beat)
