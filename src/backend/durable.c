@@ -4,7 +4,7 @@
  *	  Waiting until a session's changes of leases are durable.
  *
  * The worker writes changes in transactions that commit asynchronously, and
- * flushes the WAL only if several callers wait or did so just before.  A caller
+ * flushes the WAL only if several callers wait, or have just waited.  A caller
  * waits until its change is in the WAL, flushes, and waits for standbys (I19).
  *
  *-------------------------------------------------------------------------

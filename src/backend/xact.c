@@ -589,7 +589,7 @@ dlock_xact_has_guarded(const DlockKey *key)
 
 /*
  * Pin the guarded tickets, so that the next tickets are not granted before the
- * commit is visible (I24).  If one was lost, raises 55L01; the rollback unpins.
+ * commit is visible (I24).  Raises 55L01 if one was lost; the rollback unpins.
  */
 static void
 pin_guards(void)
