@@ -282,7 +282,7 @@ collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 
 /* Heavyweight locks */
 
-/* A parallel worker's owner is its leader; a prepared transaction has none. */
+/* Fill a place, whose owner is the group's leader, if that is a backend. */
 static DlockGraphPlace *
 fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder, LOCKMASK modes)
 {

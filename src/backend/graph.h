@@ -91,7 +91,7 @@ typedef struct DlockGraphWait
 	DlockGraphRef at;
 	uint64		id;				/* differs between two waits; 0: unknown */
 	int			next_of_vertex; /* -1: none */
-	int			next_at_place;	/* -1: none; many can share a lease's ticket */
+	int			next_at_place;	/* -1: none; a place can have several waits */
 	bool		blocked;		/* used by deadlock.c: not granted yet */
 } DlockGraphWait;
 

@@ -145,7 +145,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 									true) : "null");
 }
 
-/* Notify at most "max" watches of a name.  Returns false if none needs it. */
+/* Notify at most "max" watches.  Returns false if there is nothing to tell. */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
