@@ -23,7 +23,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* Are all arguments after the name defaults?  Then none needs to be parsed. */
+/* Are all arguments after the name defaults?  If so, none must be parsed. */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)
 {
@@ -77,7 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/* Make the procedure's result.  The acquire follows, because this can fail. */
+/* Make the procedure's result before the acquire, because this can fail. */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -126,7 +126,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(row));
 }
 
-/* (name, channel).  Needs no right, because dlock_locks shows holders, too. */
+/* (name, channel).  No right is needed: dlock_locks shows holders anyway. */
 PG_FUNCTION_INFO_V1(dlock_watch);
 Datum
 dlock_watch(PG_FUNCTION_ARGS)
@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Usually reads no catalog: a DROP EXTENSION not yet seen counts as later. */
+/* Without a catalog read, a concurrent DROP EXTENSION counts as later. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * api.h
- *	  For the files of functions that SQL calls: arguments.c and api*.c.
+ *	  Shared by arguments.c and the files of SQL-callable functions, api*.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,7 +10,7 @@
 
 #include "backend/inner.h"
 
-/* Define an SQL function whose result is "call", a call of a C function */
+/* Define an SQL-callable function that returns the expression "call" */
 #define DLOCK_FUNCTION(name, call) \
 	PG_FUNCTION_INFO_V1(name); \
 	Datum \
@@ -60,7 +60,7 @@ dlock_get_int64(FunctionCallInfo fcinfo, int argument, const char *name)
 	return PG_GETARG_INT64(argument);
 }
 
-/* A text argument, usually neither compressed nor out of line */
+/* Returns a text argument, which usually needs no detoasting. */
 static inline text *
 dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 {
@@ -72,7 +72,7 @@ dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 	return PG_GETARG_TEXT_PP(argument);
 }
 
-/* Ways to use a session, which do not work behind a transaction pooler */
+/* Uses of a session that do not work behind a transaction pooler */
 typedef enum DlockSessionUse
 {
 	DLOCK_USE_LOCK,

@@ -28,7 +28,7 @@ dlock_set_slots(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* (name).  A CHECK constraint calls this.  Another refuses invalid names. */
+/* (name).  One CHECK constraint calls this; another refuses invalid names. */
 PG_FUNCTION_INFO_V1(dlock_note_slots);
 Datum
 dlock_note_slots(PG_FUNCTION_ARGS)
@@ -157,7 +157,7 @@ dlock_unreserve(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(dlock_reserve_remove(space, PG_GETARG_TEXT_PP(0)));
 }
 
-/* Called in a copy of a server, which must not keep the original's leases */
+/* For a copy of a server: the copy must not keep the original's leases. */
 PG_FUNCTION_INFO_V1(dlock_reset);
 Datum
 dlock_reset(PG_FUNCTION_ARGS)
@@ -170,7 +170,7 @@ dlock_reset(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(count);
 }
 
-/* Returns the least number that a ticket can have from now on. */
+/* Returns the least number that a new ticket can get. */
 PG_FUNCTION_INFO_V1(dlock_advance_ticket);
 Datum
 dlock_advance_ticket(PG_FUNCTION_ARGS)

@@ -13,7 +13,7 @@
 
 #include "backend/api.h"
 
-/* Compare pointers to keys.  Takes interrupts, because a sort can be long. */
+/* Compare pointers to keys.  A sort can take long, so process interrupts. */
 static int
 compare_keys(const void *a, const void *b)
 {
@@ -44,8 +44,8 @@ check_count(int count)
 }
 
 /*
- * Make *keys, in the array's order.  *sorted has pointers to them, without
- * duplicates, in the order of acquiring.  Returns the length of *sorted.
+ * Make *keys, in the array's order, and *sorted: pointers to the keys in the
+ * order of acquiring, without duplicates.  Returns the length of *sorted.
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* a timeout's error names a lock, so without names, no timeout */
+		/* without names, wait forever: a timeout's error names a lock */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else

@@ -68,7 +68,7 @@ dlock_renew(PG_FUNCTION_ARGS)
 
 /*
  * Begin a request (name, lease or ttl, ..., shared, slots, permits, owner,
- * info).  The lease is the given one, or a new single one with the given ttl.
+ * info).  The lease is the given one, or a new single lease of the given ttl.
  * *before is for dlock_record_end_uses().
  */
 static DlockSpace *

@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.c
- *	  The beginnings and the arguments of functions that SQL calls.
+ *	  Beginning calls of SQL-callable functions, and reading arguments.
  *
- * No function is strict.  A NULL for an argument that needs a value is an
- * error, because a NULL result would mean "not acquired".
+ * No function is strict, because the NULL that a strict function returns would
+ * mean "not acquired".  If an argument needs a value, a NULL raises an error.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,7 +20,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* Microseconds.  A longer timeout is probably a mistake. */
+/* In microseconds.  A longer timeout is probably a mistake. */
 #define LONG_TIMEOUT	(366 * USECS_PER_DAY)
 
 int			dlock_max_ttl;
@@ -61,7 +61,7 @@ dlock_check_unrestricted(void)
 }
 
 /*
- * Begin a call that changes anything, even if only by a wait or a LISTEN.
+ * Begin a call that changes state.  A wait or a LISTEN is a change, too.
  * Raises an error in a security-restricted operation, for example if ANALYZE
  * calls a function of the table's owner for an index.
  */
@@ -155,7 +155,7 @@ interval_length(const Interval *interval)
 	return Max(result, -1);
 }
 
-/* A long timeout raises only a warning: some programs mean "no timeout". */
+/* A long timeout raises only a warning: a program may mean "no timeout". */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
 {
@@ -200,7 +200,7 @@ dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
 	return result;
 }
 
-/* A text for others to read: "info" or "owner" */
+/* Returns an info or an owner, or NULL if the argument is null. */
 static const char *
 get_text(FunctionCallInfo fcinfo, int argument, const char *name)
 {
@@ -337,7 +337,7 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 
 	if (PG_ARGISNULL(argument))
 	{
-		/* in session scope, the caller has checked the session's use */
+		/* in session scope, the caller has checked dlock.session_locks */
 		if (scope == DLOCK_LEASE)
 			dlock_check_session_use(DLOCK_USE_CHANNEL);
 		return dlock_notify_listen();

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * backend.h
- *	  One session's part of dlock: what module.c calls and sets.
+ *	  The functions and settings of this room that module.c uses.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,7 +30,7 @@ extern int64 dlock_session_release_all(void);
 /* lease_open.c */
 extern void dlock_lease_detach_all(void);
 
-/* xact.c: what dlock_xact_begin_statement() saves for a statement's end */
+/* xact.c: the outer statement, to be restored at a statement's end */
 typedef struct DlockStatement
 {
 	MemoryContext memory;

@@ -1,21 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * blockers.c
- *	  The backends, leases and prepared transactions at the root of the
- *	  waiting, for dlock_blockers.
+ *	  The backends, leases and prepared transactions at the root of waits,
+ *	  for dlock_blockers.
  *
  * graph.c collects all awaited locks, of this database's space and of
  * PostgreSQL's lock manager.  A root is a vertex that does not wait while
  * another vertex waits for it.  For each root, the view counts the vertices
- * behind it: those that wait for it, directly or indirectly.  An enqueued
+ * behind the root: those that wait for the root, directly or not.  An enqueued
  * ticket counts as a session that waits.
  *
  * For each mode, a count visits a place at most once: a lock's done[] says
- * from where on all places were visited.  If roots have one place each, in the
- * same lock and modes, they share a count.  So the time grows with the number
+ * from where on all places were visited.  Roots share one count if each has a
+ * single place, in the same lock and modes.  So the time grows with the number
  * of places, unless many roots have several awaited locks.
  *
- * A vertex behind no root is in a cycle, or waits for a vertex in a cycle.
+ * A waiting vertex behind no root is in a cycle, or waits for one in a cycle.
  * Such a cycle is a deadlock that is not detected yet.  Of each cycle, the
  * view shows the vertex that began to wait last.
  *
@@ -65,7 +65,7 @@ first_behind(const DlockGraphLock *lock, int p)
 	return q < lock->count ? q : -1;
 }
 
-/* Count the vertices that wait at a place and are not yet in this count. */
+/* Count the vertices that wait at a place and are not counted yet. */
 static int
 count_place(DlockGraph *graph, DlockGraphPlace *place)
 {
@@ -76,7 +76,7 @@ count_place(DlockGraph *graph, DlockGraphPlace *place)
 	place->counted = graph->number;
 	if (place->first_wait < 0)
 	{
-		/* the place is an enqueued ticket's, of this database */
+		/* the place is of an enqueued ticket, so of this database */
 		graph->found_ours = true;
 		return 1;
 	}
@@ -96,7 +96,7 @@ count_place(DlockGraph *graph, DlockGraphPlace *place)
 	return count;
 }
 
-/* Count the requests that a place blocks and that are not counted yet. */
+/* Count the vertices that a place blocks and that are not counted yet. */
 static int
 count_behind(DlockGraph *graph, DlockGraphRef ref)
 {

@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * cancel.c
- *	  Cancels a transaction that guards with a lock it has lost.
+ *	  Cancels a transaction when the lock of one of its guards is lost.
  *
- * Otherwise the transaction would work in vain, because its commit is refused,
- * and its row locks would block the next holder of the lock.
+ * Without the cancel, the transaction would work in vain, because its commit
+ * is refused.  Meanwhile, its row locks would block the lock's next holder.
  *
  * No other process notifies the backend: a lease can run out unnoticed, and a
- * notification could arrive in the next transaction.  So the backend itself
- * checks ("watches") the tickets that its transaction guards with: before each
- * statement, and every 100 ms during a statement, in a timeout's handler.  The
- * handler reads tickets without a lock, so no watched ticket may be freed.
+ * notification could arrive in the next transaction.  So the backend watches
+ * the tickets of its guards: it checks these tickets before each statement
+ * and, in a timeout's handler, every 100 ms during a statement.  The handler
+ * takes no lock, so no watched ticket may be freed.
  *
  * The handler cancels as pg_cancel_backend() does, but stores CANCELED_HERE in
  * QueryCancelPending.  If the guard ends before the cancel takes effect, the
@@ -37,10 +37,10 @@
 /* Interval of the handler's checks, in milliseconds */
 #define LOOK_EVERY	100
 
-/* With more guards, statements check none, so that loops of guards are fast */
+/* With more guards, only the handler checks, to keep loops of guards fast */
 #define MAX_LOOKED_AT	64
 
-/* QueryCancelPending if only the handler has canceled; other cancels set 1 */
+/* Value of QueryCancelPending if only the handler canceled; others set 1 */
 #define CANCELED_HERE	2
 
 /* A ticket that the current transaction guards with */
@@ -53,7 +53,7 @@ typedef struct Watched
 
 bool		dlock_cancel_lost_guards = true;
 
-/* Tells the handler that a statement runs, with "explanation" on the stack */
+/* Is "explanation" on error_context_stack, because a statement runs? */
 volatile bool dlock_cancel_explained = false;
 
 /* The watched tickets, the latest last.  The handler reads this. */
@@ -111,8 +111,8 @@ exchange_cancel(sig_atomic_t before, sig_atomic_t after)
 /*
  * Is there something to cancel?  While a statement is parsed, planned or
  * executed, it has a snapshot or waits for a lock.  A deferred trigger at
- * COMMIT has a snapshot, too.  A statement that ends the transaction, or goes
- * back to a savepoint, has no snapshot, and must always work.
+ * COMMIT has a snapshot, too.  ROLLBACK and ROLLBACK TO have no snapshot, and
+ * must always work.
  */
 static bool
 is_cancelable(void)
@@ -135,8 +135,8 @@ put_explanation(void)
 
 /*
  * Put the explanation on error_context_stack, in the handler.  Returns false
- * if that is impossible now.  During execution, the explanation is there
- * already.  Otherwise the stack may have freed entries, except in a lock wait.
+ * if the stack may hold freed entries.  It holds none in a lock wait.  While a
+ * statement is executed, the explanation is on the stack already.
  */
 static bool
 put_explanation_in_handler(void)
@@ -163,8 +163,8 @@ look_at_guards(void)
 }
 
 /*
- * Begin to check, or begin again.  Any error, even in a savepoint, disables
- * timeouts, and the end of a statement restores error_context_stack.
+ * Begin to check, or begin again: any error, even in a savepoint, disables the
+ * timeout, and the end of a statement restores error_context_stack.
  */
 static void
 begin_looking(void)
@@ -198,7 +198,7 @@ dlock_cancel_prepare(void)
 		pfree(before);
 }
 
-/* Watch a ticket.  Each dlock_cancel_unwatch() ends the latest watch. */
+/* Watch a ticket.  Each dlock_cancel_unwatch(false) ends the latest watch. */
 void
 dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 {
@@ -216,8 +216,8 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 }
 
 /*
- * Stop watching the latest ticket, or "all" at the beginning of a commit, when
- * pin_guards() checks them next.  Raises no error.
+ * Stop watching the latest ticket or, if "all" is true, all tickets, because
+ * pin_guards() then checks them for a commit.  Raises no error.
  */
 void
 dlock_cancel_unwatch(bool all)
@@ -245,8 +245,8 @@ explain(const Watched *lost)
 }
 
 /*
- * As a statement begins, raise an error if a guard is lost and "may_fail".  A
- * ROLLBACK TO must not fail.  With many guards, only the handler checks.
+ * As a statement begins, raise an error if a guard is lost, unless "may_fail"
+ * is false, as for ROLLBACK TO.  With many guards, only the handler checks.
  */
 void
 dlock_cancel_check(bool may_fail)

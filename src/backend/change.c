@@ -4,8 +4,8 @@
  *	  Changing existing tickets and leases.
  *
  * A call changes a record in shared memory, and returns once the record's row
- * is durable.  If the write fails, the call restores the info, or the shorter
- * ttl, not the mode.  So only one call at a time may change a record (I19).
+ * is durable.  If the write fails, the call restores an info and keeps the
+ * shorter ttl, but leaves a mode changed.  So calls must not overlap (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -32,8 +32,8 @@ typedef struct Change
 } Change;
 
 /*
- * Wait until no other call changes the record with this number, and find it.
- * Numbers that differ only above the 48 low bits share the lock.
+ * Wait until no other call changes the record with this number, and find the
+ * record.  Numbers with the same 48 low bits share the heavyweight lock.
  */
 static void
 begin_change(Change *change, int64 number)
@@ -93,7 +93,7 @@ exchange_info(Change *change)
 		dlock_lease_exchange_info(change->lease, &change->info);
 }
 
-/* At an error or an exit before a change of info is durable, undo it. */
+/* Undo a change of info at an error or exit before the change is durable. */
 static void
 undo_info(int code, Datum arg)
 {
@@ -133,7 +133,7 @@ change_info_of_lease(int64 number, const char *info)
 	return changed;
 }
 
-/* Change the info of a ticket or lease.  Returns false if it is gone. */
+/* Change an info.  Returns false if the ticket or lease is gone. */
 bool
 dlock_change_info(DlockSpace *space, int64 number, const char *info)
 {
@@ -215,7 +215,7 @@ raise_slots(const DlockKey *key, int64 number)
 			 errhint("Only an exclusive hold can become a shared one.")));
 }
 
-/* Make this session's exclusive hold a shared one. */
+/* Make an exclusive hold of this session shared. */
 static bool
 downgrade_held(DlockHeld *held)
 {
@@ -232,7 +232,7 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * Make a lease's exclusive hold a shared one.  Waiters are granted once the
+ * Make an exclusive hold of a lease shared.  Waiters are granted once the
  * row with the new mode is in the WAL, even if this call fails.
  */
 static bool

@@ -15,8 +15,8 @@
 static char my_channel[NAMEDATALEN] = "";
 
 /*
- * LISTEN on this session's own channel, from the commit on, and return its
- * name, which no other session can guess.  The caller has checked
+ * LISTEN on this session's own channel, from the commit on.  Returns the name
+ * of the channel, which no other session can guess.  The caller has checked
  * dlock.session_locks.
  */
 const char *
@@ -41,7 +41,7 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* in each call, because UNLISTEN or a rollback may have undone the last */
+	/* each time: UNLISTEN or a rollback may have undone the last LISTEN */
 	Async_Listen(my_channel);
 	return my_channel;
 }

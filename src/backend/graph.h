@@ -14,50 +14,50 @@
 
 #include "shared/shared.h"
 
-/* A backend's wait in dlock; the same "count" means the same wait */
+/* A backend's wait in dlock.  Each wait of the backend has another "count". */
 typedef struct DlockWait
 {
 	uint64		count;
-	int64		number;			/* of the ticket that waits */
+	int64		number;			/* of the waiting ticket */
 	DlockMode	mode;
 	int32		permits;
 	DlockKey	key;			/* of the ticket's lock */
 } DlockWait;
 
-/* The two indexes of a place: of its lock (-1: none), and within the lock */
+/* Refers to a place by two indexes */
 typedef struct DlockGraphRef
 {
-	int			lock;
-	int			place;
+	int			lock;			/* in DlockGraph.locks; -1: none */
+	int			place;			/* in the lock's "places" */
 } DlockGraphRef;
 
-/* A holder or waiter.  A process can be both, for a heavyweight lock. */
+/* A holder or waiter.  A process can have several places in a lock. */
 typedef struct DlockGraphPlace
 {
-	int			procno;			/* possibly a parallel worker's */
-	int			owner;			/* proc number of the process whose end frees
-								 * this place; -1: none that can wait */
+	int			procno;			/* the process's, maybe a parallel worker */
+	int			owner;			/* proc number of the process that frees this
+								 * place; -1: none, or one that never waits */
 	int			pid;			/* the owner's */
 	int			vertex;			/* the owner's; -1: not collected */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	bool		granted;
-	LOCKMASK	modes;			/* held or requested, a bit for each */
-	LOCKMASK	conflicts;		/* modes with which a request conflicts */
-	uint64		since;			/* start of the wait; 0: held, or just begun */
+	LOCKMASK	modes;			/* held or requested modes, one bit each */
+	LOCKMASK	conflicts;		/* modes that conflict with the request */
+	uint64		since;			/* start of the wait; 0: none, or just begun */
 
 	/* only for a lock of dlock */
 	int64		number;			/* of the ticket */
 	int64		lease;			/* number of the ticket's lease, or 0 */
 	Oid			role;
-	int32		slots;			/* as requested, or as set */
+	int32		slots;			/* as set, otherwise as requested */
 	int32		permits;
-	bool		counts;			/* does it hold, wait, or close the lock? */
+	bool		counts;			/* holds, waits, or stays by a pin or delay */
 	bool		closed;			/* does a delay keep the lock closed? */
 
 	/* used by blockers.c */
 	DlockGraphRef next_of_vertex;
-	int			counted;		/* DlockGraph.number of its latest count */
-	const DlockRow *row;		/* the ticket's, if it has an info, or NULL */
+	int			counted;		/* DlockGraph.number of the latest count */
+	const DlockRow *row;		/* row of the ticket; NULL if without info */
 } DlockGraphPlace;
 
 typedef struct DlockGraphLock
@@ -66,58 +66,58 @@ typedef struct DlockGraphLock
 	DlockKey	key;			/* unless heavyweight */
 	LOCKTAG		tag;			/* if heavyweight */
 	int			next;			/* next lock in the bucket; -1: none */
-	DlockGraphPlace *places;	/* holders, then the queue in its order */
+	DlockGraphPlace *places;	/* holders, then waiters in queue order */
 	int			count;
 	int			holders;		/* number of holders */
-	int32		slots;			/* slots for the holders */
-	int			expanded;		/* number of places with collected owners */
+	int32		slots;			/* the holders' slots */
+	int			expanded;		/* owners of this many places are collected */
 
 	/* used by blockers.c */
-	int			first;			/* first waiting request; "count" if none */
-	int			first_exclusive;	/* first waiting one that is not shared */
+	int			first;			/* first waiting request, or "count" */
+	int			first_exclusive;	/* first non-shared request, or "count" */
 	int			number;			/* DlockGraph.number of the latest count */
-	int			done[MAX_LOCKMODES];	/* by mode, counted from here on */
-	LOCKMASK	shared_modes;	/* 0, or modes of a root's only place ... */
-	int			shared_count;	/* ... and the result for that root */
+	int			done[MAX_LOCKMODES];	/* by mode: first visited place */
+	LOCKMASK	shared_modes;	/* 0, or modes of a root with one place */
+	int			shared_count;	/* number of vertices behind that root */
 	bool		shared_is_ours;
-	bool		has_infos;		/* is "row" of each place set? */
+	bool		has_infos;		/* were the holders' rows looked up? */
 } DlockGraphLock;
 
 /* A wait of a process at a place */
 typedef struct DlockGraphWait
 {
 	int			vertex;
-	int			procno;			/* its backend's, or a parallel worker's */
+	int			procno;			/* the backend's, or a parallel worker's */
 	DlockGraphRef at;
-	uint64		id;				/* differs between two waits; 0: unknown */
-	int			next_of_vertex; /* -1: none */
-	int			next_at_place;	/* -1: none; a place can have several waits */
+	uint64		id;				/* tells a process's waits apart; 0: unknown */
+	int			next_of_vertex; /* the vertex's next wait; -1: none */
+	int			next_at_place;	/* next of several waits there; -1: none */
 	bool		blocked;		/* used by deadlock.c: not granted yet */
 } DlockGraphWait;
 
 /*
- * A backend with its parallel workers.  The whole graph also has prepared
- * transactions and leases, which never wait.
+ * A backend with its parallel workers.  In blockers.c's graph, also a prepared
+ * transaction or a lease; these never wait.
  */
 typedef struct DlockVertex
 {
 	int			procno;			/* -1: a lease */
-	int			pid;			/* 0: not a session */
+	int			pid;			/* 0: not a process */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
-	int64		number;			/* of the ticket that waits, or 0 */
+	int64		number;			/* of the waiting ticket; 0: none */
 
 	/* used by deadlock.c */
-	bool		stuck;			/* not known to go on */
+	bool		stuck;			/* reduce() has not found that it goes on */
 	bool		in_knot;
-	bool		reached;		/* it blocks this backend, directly or not */
-	bool		reaches;		/* this backend blocks it, directly or not */
+	bool		reached;		/* blocks this backend, directly or not */
+	bool		reaches;		/* waits for this backend, directly or not */
 	bool		mark;			/* scratch space of several functions */
 	LOCKMASK	counted;		/* modes counted by reduce_lock() */
 
 	/* used by blockers.c */
 	DlockGraphRef first_place;
-	uint64		since;			/* start of its latest wait */
-	bool		is_ours;		/* of this database */
+	uint64		since;			/* start of the latest wait */
+	bool		is_ours;		/* is it of this database? */
 	bool		explained;		/* is it a root, or behind a root? */
 	int			visited;		/* DlockGraph.number of the latest visit */
 } DlockVertex;
@@ -126,7 +126,7 @@ typedef struct DlockVertex
 
 typedef struct DlockGraph
 {
-	DlockVertex *vertices;		/* this backend's comes first */
+	DlockVertex *vertices;		/* the first is this backend's */
 	int			num_vertices;
 	int			max_vertices;
 	DlockGraphLock *locks;
@@ -136,13 +136,13 @@ typedef struct DlockGraph
 	int			num_waits;
 	int			max_waits;
 	int		   *vertex_of;		/* by proc number; -1: none */
-	HTAB	   *others;			/* vertices that are not sessions; NULL if this
-								 * is not the whole graph */
+	HTAB	   *others;			/* leases and prepared transactions; NULL in
+								 * deadlock.c's graph */
 	int		   *next_in_group;	/* by proc number: links a leader and its
 								 * waiting parallel workers; -1: none */
 	DlockGraphRef *heavy;		/* by proc number: the place where the process
 								 * waits for a heavyweight lock */
-	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
+	int			buckets[DLOCK_GRAPH_BUCKETS];	/* first lock; -1: none */
 
 	/* the space's worker, if it cannot lock a table */
 	int			worker;			/* its proc number; -1: none */
@@ -150,10 +150,10 @@ typedef struct DlockGraph
 	uint64		blocked_on;		/* copied from the space; 0: nothing */
 
 	/* used by blockers.c */
-	int			number;			/* of the current count or walk, from 1 */
-	int		   *stack;			/* counted vertices that must be expanded */
+	int			number;			/* number of counts and walks begun so far */
+	int		   *stack;			/* vertices whose places must be visited */
 	int			depth;
-	bool		found_ours;		/* is a counted vertex of this database? */
+	bool		found_ours;		/* is any counted vertex of this database? */
 } DlockGraph;
 
 static inline DlockGraphPlace *

@@ -12,13 +12,13 @@
 
 #include "backend/inner.h"
 
-/* A ticket's place under its name, as this backend last saw it */
+/* A ticket's state as this backend last saw it; a name has a list for each */
 typedef enum DlockHeldPlace
 {
 	DLOCK_HELD_WAITING,
 	DLOCK_HELD_BY_SESSION,		/* granted; the session must release it */
 	DLOCK_HELD_BY_XACT,			/* granted; only the transaction holds it */
-	DLOCK_HELD_LOST,			/* GONE, and not forgotten yet */
+	DLOCK_HELD_LOST,			/* GONE, but not forgotten yet */
 	DLOCK_NUM_HELD_PLACES
 } DlockHeldPlace;
 
@@ -42,14 +42,14 @@ typedef struct DlockHeld
 	int64		number;
 	DlockHeldName *name;
 	DlockTicket *ticket;
-	DlockLock  *lock;			/* the entry, until the ticket is GONE (I7) */
-	dlist_node	by_number;		/* in its bucket of "numbers" */
+	DlockLock  *lock;			/* valid only until the ticket is GONE (I7) */
+	dlist_node	by_number;		/* in a bucket of "numbers" */
 	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
 	DlockHeldPlace place;
 	dlist_node	by_age;			/* in dlock_held_tickets, latest first */
 	uint32		session_depth;	/* acquires not yet released, by scope */
 	uint32		xact_depth;
-	uint32		marks;			/* marks that point here, see xact.c */
+	uint32		marks;			/* number of xact.c's marks that point here */
 	uint32		releases;		/* acquires to be released at commit */
 } DlockHeld;
 
@@ -66,8 +66,8 @@ dlock_held_is_granted(const DlockHeld *held)
 }
 
 /*
- * Must the session release the ticket?  The answer is true also if no acquires
- * are left.  Then an error kept the ticket from ending, and a release ends it.
+ * Must the session release the ticket?  If no acquires are left, an error kept
+ * the ticket from ending.  Then the answer is true, too: a release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

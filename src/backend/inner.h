@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * inner.h
- *	  The functions that only this room calls, by the file that has them.
+ *	  Functions that only the files of this room call, by file.
  *
  *-------------------------------------------------------------------------
  */
