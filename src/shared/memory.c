@@ -83,7 +83,7 @@ explain_full_file_system(void *arg)
 
 /*
  * Raises 53200.  With mmap, PostgreSQL fills a new file by write(), and a
- * short write sets no errno, so errno is set to ENOSPC before.
+ * short write sets no errno, so errno is set to ENOSPC first.
  */
 dsm_segment *
 dlock_segment_create(Size size)

@@ -90,7 +90,7 @@ find_unused(void)
 
 /*
  * Remove a useless space.  The entry is unlocked early, so that scans of all
- * spaces do not wait for it.  After an error, the next call continues (I6).
+ * spaces do not wait.  After an error, a later call continues (I6).
  */
 static void
 remove_space(DlockSpaceEntry *entry)
@@ -103,7 +103,7 @@ remove_space(DlockSpaceEntry *entry)
 	entry->useless = true;
 	dshash_release_lock(dlock_spaces, entry);
 
-	/* a new space of this installation would have an empty "removed" (I15) */
+	/* flush now: the positions in "removed" are lost with the space (I15) */
 	dlock_journal_flush_removals(space);
 	dlock_queue_purge(&key);
 	purge_leases(space);
@@ -113,7 +113,7 @@ remove_space(DlockSpaceEntry *entry)
 	dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/* Remove a space if it has no user; with "marked", if it is marked useless. */
+/* Remove a space without users; if "marked" is set, only a useless space. */
 static bool
 remove_if_unused(const DlockSpaceKey *key, bool marked)
 {
@@ -128,9 +128,9 @@ remove_if_unused(const DlockSpaceKey *key, bool marked)
 }
 
 /*
- * Can a space be used again?  Not if its database is gone, or has another
- * installation now.  A wrong "no", as after the rollback of a DROP EXTENSION,
- * costs a block of ticket numbers.
+ * Can a space be used again?  Returns true for the current space, and for
+ * spaces of other databases that still exist.  A wrong "false", as after the
+ * rollback of a DROP EXTENSION, costs a block of ticket numbers.
  */
 static bool
 is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
@@ -141,8 +141,8 @@ is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
 }
 
 /*
- * Look at "all" spaces without users, or at the next LOOKS_AT_ONCE, and remove
- * useless ones.  Unless "all" is set, stop if another process removes spaces.
+ * Remove useless spaces.  Unless "all" is set, look at only LOOKS_AT_ONCE
+ * spaces without users, and stop if another process removes spaces.
  */
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)

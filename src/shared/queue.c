@@ -7,7 +7,7 @@
  * of the queue as long as the head fits.  After releasing the entry's lock, it
  * wakes the sessions whose tickets have changed.  A lease's ticket that has
  * ended stays in its list, LEAVING or ENDING, until the removal of its row is
- * in the WAL.  Until then no later ticket is granted (I15).
+ * in the WAL.  Until then the ticket blocks others as before (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -51,8 +51,8 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 
 /*
  * A lease's ticket has changed.  Wake the worker, which writes the change
- * before it wakes sessions and announces events.  Only an heir's session is
- * woken at once, because the heir's row may be written already.
+ * before it wakes sessions and announces events.  If an heir is granted, wake
+ * its session instead, because the heir's row may be written already.
  */
 static void
 wake_for_lease(DlockWakeups *wakeups, DlockLeaseTicket *ticket, uint32 event)
@@ -91,7 +91,7 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Does a ticket fit beside the holders, which must have its slots (I1)? */
+/* Does a ticket fit beside the holders?  All must have the same slots (I1). */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -130,7 +130,7 @@ hold(DlockLock *lock, DlockTicket *ticket)
 
 /*
  * Notify each holder once that the lock is wanted (I28).  Notified holders are
- * first in the list.  For the order of writes, see dlock_session_enqueue().
+ * first in the list.  Set "wanted" early: see dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -213,7 +213,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 static void
 leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
-	/* read it now, because a GONE ticket can be freed at any time */
+	/* read the space now: a GONE ticket can be freed at any time */
 	DlockSpace *space = dlock_space_at(ticket->space);
 
 	Assert(ticket->pins == 0);
@@ -237,7 +237,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 #ifdef COMPAT_CHECKS
-/* The lists of a lock with more tickets than this are not checked. */
+/* If a lock has more tickets than this, its lists are not checked. */
 #define MAX_CHECKED	64
 
 static void
@@ -372,8 +372,8 @@ agree_on_slots(DlockLock *lock, int32 requested)
 
 /*
  * Draw a ticket's number, and decide whether the ticket is granted or queued;
- * the caller must then call enter().  With "nowait", a ticket is queued only
- * if it will fit once ended tickets have left.
+ * the caller must then call enter().  If "nowait" is set, the ticket is queued
+ * only if it will fit once ended tickets have left.
  */
 static DlockJoin
 prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
@@ -502,7 +502,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 										 ticket->ticket.role);
 	bool		agrees;
 
-	/* a repeated request gets its ticket even if slots were set since */
+	/* a repeated request gets its ticket even if slots were set in between */
 	joined.existing = dlock_lease_ticket_find_same(ticket);
 	agrees = (joined.existing &&
 			  joined.existing->ticket.slots == request->slots) ||
@@ -617,8 +617,8 @@ dlock_queue_resume(DlockSpace *space)
 }
 
 /*
- * End a ticket that is WAITING or GRANTED, or ENDING without pins.  Its owner
- * is told "event" (0: nothing).  A ticket with a pin or a row leaves later.
+ * End a ticket that is WAITING or GRANTED, or ENDING without pins.  Tell the
+ * owner "event", unless it is 0.  A ticket with a pin or a row leaves later.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -647,7 +647,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* tested after the mark, which the worker sees if worker_comes is set */
+	/* test this after the mark: if the worker comes, it will see the mark */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
@@ -671,9 +671,9 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 
 /*
  * End a ticket of this backend, held or waiting, unless it is gone.  A pinned
- * ticket is ENDING until its last pin is released.  A ticket that its lease
- * has adopted for another client stays.  The ticket has joined "lock", whose
- * entry exists as long as the ticket is not GONE (I7).
+ * ticket is ENDING until its last pin is released.  A ticket stays if its
+ * lease has adopted it for another client.  The ticket has joined "lock",
+ * whose entry exists as long as the ticket is not GONE (I7).
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -725,9 +725,9 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 
 /*
  * Claim another call's ticket, so that the ticket stays if that call fails.
- * If "adopt" is set, the ticket's lease adopts it.  A session that waits with
- * the ticket then waits as for any lease's ticket.  Returns false if the
- * ticket or its lease is gone.  The caller must wake the worker.
+ * If "adopt" is set, the ticket's lease adopts it.  If a session waits with
+ * the ticket, it waits as for any lease's ticket from then on.  Returns false
+ * if the ticket or its lease is gone.  The caller must wake the worker.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
@@ -801,8 +801,8 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * The event to tell when an ENDING ticket loses its last pin: RELEASED if it
- * was ended by force, not by its session.  A lease's owner was told before.
+ * The event to tell when an ENDING ticket loses its last pin: RELEASED if a
+ * session's ticket was ended by force, or 0.  A lease's owner was told before.
  */
 static uint32
 event_of_unpinning(DlockTicket *ticket)
@@ -814,7 +814,7 @@ event_of_unpinning(DlockTicket *ticket)
 	return DLOCK_EVENT_RELEASED;
 }
 
-/* Remove a pin, and complete an end that waited for it.  Raises nothing. */
+/* Remove a pin, and complete an end that waited for this.  Raises nothing. */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {

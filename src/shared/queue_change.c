@@ -33,7 +33,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	return is_there;
 }
 
-/* Exchange a ticket's info; returns false if it has ended.  Raises nothing. */
+/* Exchange an info; returns false if the ticket has ended.  Raises nothing. */
 bool
 dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 						  dsa_pointer *info)
@@ -88,7 +88,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 	return holds;
 }
 
-/* Complete a downgrade: the row that says shared is in the WAL (I18). */
+/* Complete a downgrade.  The row with the new mode is in the WAL (I18). */
 void
 dlock_queue_share(DlockLeaseTicket *ticket)
 {

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * queue_slots.c
- *	  Slots of locks that are set in the table dlock_slots.
+ *	  The numbers of slots that the table dlock_slots sets for locks.
  *
  *-------------------------------------------------------------------------
  */
@@ -9,7 +9,7 @@
 
 #include "shared/queue.h"
 
-/* Without set_slots, the oldest holder's slots apply, or else the head's. */
+/* Apply set_slots; if it is 0, the slots of the oldest holder or the head. */
 static void
 follow_slots(DlockLock *lock)
 {
@@ -38,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Keep a process that is loading dlock_slots from using an older row.  Count
- * the entry, and then read slots_loaded again: see dlock_queue_unsettle().
+ * Do not let a concurrent load of dlock_slots use an older row.  Count the
+ * entry, and then read slots_loaded again: see dlock_queue_unsettle().
  */
 static void
 settle_slots(DlockSpace *space, DlockLock *lock)
@@ -62,14 +62,14 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* a backend counts once, and few backends change one row at a time */
+	/* each backend counts once, and few change the same row at once */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
 	return lock;
 }
 
-/* One of "setters" has ended; if "changed", its commit is visible (I27). */
+/* A setter has ended.  If "changed" is set, its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)
@@ -101,7 +101,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 }
 
 /*
- * Clear "settled": slots_loaded is set, so no process loads dlock_slots now.
+ * Clear "settled": slots_loaded is set, so no process loads a row any more.
  * A process that counts an entry after this finds slots_loaded set.
  */
 void

@@ -52,7 +52,7 @@ grant_of(DlockTicket *ticket, const DlockKey *key)
 
 /*
  * Flush what a grant needs, and return whether a process may report the grant.
- * If standbys have not acknowledged it, one may have been promoted without it.
+ * Until standbys acknowledge the grant, one can be promoted without the grant.
  */
 static bool
 is_durable(const Grant *grant)
@@ -291,8 +291,8 @@ copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 
 /*
  * Copy the holders of a lock and then its queue, at most "max_each" of each.
- * Sets *slots to the holders' slots.  Returns the number of members.  If that
- * exceeds "max", nothing is copied; call this again with more room.
+ * Sets *slots to the holders' slots.  Returns the number of members.  If the
+ * number exceeds "max", nothing is copied; the caller must try with more room.
  */
 int
 dlock_queue_members(const DlockKey *key, int max_each, DlockMember *members,
@@ -330,7 +330,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 	return result;
 }
 
-/* The slots in force for a request that asks for "slots" */
+/* The number of slots in force for a request with "slots" slots */
 int32
 dlock_queue_slots(const DlockKey *key, int32 slots)
 {
@@ -405,7 +405,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 	return row;
 }
 
-/* Copy whole partitions until there are this many rows, then return them. */
+/* A call copies whole partitions until it has this many rows. */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows
@@ -458,7 +458,7 @@ check_complete(const Rows *rows)
 				 errdetail("Failed while copying the lock table.")));
 }
 
-/* Count queued tickets; *longest is the longest wait, in microseconds. */
+/* Count queued tickets; set *longest to the longest wait, in microseconds. */
 uint64
 dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 {
@@ -514,8 +514,8 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * Returns the next rows, palloc'd, or NULL at the end.  *partition is 0 at the
- * first call, and each call advances it.  One lock is copied at one moment.
+ * Returns the next rows, palloc'd; NULL: the end.  *partition must be 0 at the
+ * first call; each call advances it.  Each lock is copied at one moment.
  */
 DlockRow *
 dlock_queue_rows_next(DlockSpace *space, int *partition)
@@ -539,7 +539,7 @@ dlock_queue_rows_next(DlockSpace *space, int *partition)
 	return rows.first;
 }
 
-/* The rows of one lock, or NULL */
+/* The rows of one lock; NULL if there are none */
 DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {

@@ -5,7 +5,7 @@
  *	  keep leases alive.
  *
  * An acknowledged heartbeat proves that no standby had been promoted when the
- * heartbeat was sent.  So the time read before it was written counts, not the
+ * heartbeat was sent.  So what counts is a time read before the write, not the
  * time of the answer (I21).  Any process can send heartbeats and look for
  * answers, so a renewal does not depend on the worker.
  *
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* locked: PostgreSQL wakes waiters and only then changes the setting */
+	/* lock out PostgreSQL: it wakes waiters before it changes the setting */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -59,14 +59,14 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	return acknowledged;
 }
 
-/* When was the latest heartbeat sent that is acknowledged at this level? */
+/* When was the latest heartbeat acknowledged at this level sent? */
 uint64
 dlock_quorum_confirmed(DlockSpace *space, int durability)
 {
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note that a heartbeat sent at "moment" was answered.  Keep a later time. */
+/* Note that a heartbeat sent at "moment" was answered, if no later one was. */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -78,7 +78,7 @@ note_answer(DlockSpace *space, int quorum, uint64 moment)
 		;
 }
 
-/* Remove heartbeats up to a position; returns when the last was sent, or 0. */
+/* Remove heartbeats up to a position; returns the last one's time, or 0. */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 {
@@ -102,7 +102,7 @@ take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 /*
  * Note answers of standbys.  If no standbys are named, the present moment
  * counts as an answer, so that leases live on if standbys are named later.
- * Raises nothing; can be called with an entry's lock.
+ * Raises nothing.  The caller may hold an entry's lock.
  */
 void
 dlock_quorum_look(DlockSpace *space)
@@ -140,7 +140,7 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 	SpinLockRelease(&space->heartbeat_mutex);
 }
 
-/* Send a heartbeat; "now" must have been read before its record is written. */
+/* Send a heartbeat.  "now" is a time that was read before the call. */
 void
 dlock_quorum_send(DlockSpace *space, uint64 now)
 {
@@ -153,9 +153,9 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 
 /*
  * Wait until a heartbeat sent at "since" or later is acknowledged at this
- * level; returns false if "until" comes first.  Sends a heartbeat if none was
- * sent since then.  Later sends more, because standbys report replay only with
- * new WAL, and because another process may stop before it has sent its own.
+ * level; returns false if "until" comes first.  If no such heartbeat was sent,
+ * send one.  Later send more, because standbys report replay only with new
+ * WAL, and because another process may set last_heartbeat and then not send.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,

@@ -3,9 +3,9 @@
  * record.c
  *	  Records: leases and leases' tickets, which can have rows.
  *
- * Any backend can find a record by number and use it.  So references are
- * counted: one while the record is listed, one for each use by a backend, and
- * for a lease, one for each of its tickets.
+ * Any backend can find a record by number.  So references are counted: one for
+ * each use by a backend; for a ticket, one for its lock; for a lease, one for
+ * each of its tickets, and one for each of "leases" and "retimed" that has it.
  *
  *-------------------------------------------------------------------------
  */
@@ -92,7 +92,7 @@ free_ticket(DlockLeaseTicket *ticket)
 	dlock_record_unref(&lease->record);
 }
 
-/* Drop a reference, and free the record if it was the last. */
+/* Drop a reference, and free the record if no reference is left. */
 void
 dlock_record_unref(DlockRecord *record)
 {
@@ -133,7 +133,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 	}
 }
 
-/* Make room for uses.  Give the result to dlock_record_end_uses() later. */
+/* Make room for uses.  The result is for dlock_record_end_uses(). */
 int
 dlock_record_begin_uses(void)
 {
@@ -165,7 +165,7 @@ dlock_record_use(DlockRecord *record)
 	dlock_record_use_found(record);
 }
 
-/* As dlock_record_use(), but takes over the caller's reference */
+/* Use a record, like dlock_record_use(), by taking over a reference. */
 void
 dlock_record_use_found(DlockRecord *record)
 {
@@ -184,7 +184,7 @@ dlock_record_end_uses(int before)
 		dlock_record_unref(uses[--num_uses].record);
 }
 
-/* Find and use the lease and the ticket with a number.  Each can be NULL. */
+/* Set *lease and *ticket to those with this number, or NULL, and use them. */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)

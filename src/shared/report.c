@@ -16,10 +16,10 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* How many tickets of a lease are looked at to find those that hold */
+/* At most this many tickets of a lease are checked for holding a lock. */
 #define MAX_LOOKED_AT	256
 
-/* Copy a text of the area, cut if it is long; "" if there is none. */
+/* Copy a text from the area, cut if it is long; "" if there is no text. */
 static void
 copy_text(DlockReportText *to, dsa_pointer from)
 {
@@ -49,8 +49,8 @@ add_ticket(DlockExpiry *expiry, const DlockLeaseTicket *ticket)
 }
 
 /*
- * Describe a lease that has run out and still has its tickets.  A single lease
- * has its ticket's info.  The caller must hold the lease lock.
+ * Describe a lease that has run out and still has its tickets.  The info of a
+ * single lease is its ticket's.  The caller must hold the lease lock.
  */
 void
 dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)

@@ -10,7 +10,7 @@
  * A backend is attached to the whole segment from its first call to its exit.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session with the old one is attached.
- * Then the first new session replaces the segment and loads the tables, as
+ * Later, the first new session replaces the segment and loads the tables, as
  * after a restart.  An old worker writes the journal before it ends.
  *
  *-------------------------------------------------------------------------
@@ -114,7 +114,7 @@ open_hash_tables(bool make)
 
 /*
  * Find or make the header.  "initialized" is set last: if PostgreSQL 19 cannot
- * make a tranche, the next caller continues.
+ * make a tranche, the next caller starts over.
  */
 static void
 find_header(void)
@@ -142,7 +142,7 @@ find_header(void)
 	header = found_header;
 }
 
-/* A hash that tells builds of one DLOCK_LAYOUT apart, if sizes differ. */
+/* A hash of sizes, to tell builds with the same DLOCK_LAYOUT apart. */
 static uint32
 layout_sizes(void)
 {
@@ -208,8 +208,8 @@ rouse_others(void)
 }
 
 /*
- * Another layout is in use.  Wait 10 ms if only workers are attached.  If they
- * stay, or a session is attached, raise 55000.  Releases AddinShmemInitLock.
+ * Another layout is in use.  If a session is attached, or if workers stay too
+ * long, raise 55000; otherwise wait 10 ms.  Releases AddinShmemInitLock.
  */
 static void
 wait_for_others(TimestampTz start)
@@ -244,7 +244,7 @@ wait_for_others(TimestampTz start)
 /*
  * Free a segment to which no process is attached.  Flush the WAL first,
  * because the positions in "removed" are lost with the segment (I15).  On a
- * standby, dlock_blocking_pids() can attach, but there are no rows to flush.
+ * standby, dlock_blocking_pids() can attach, but no rows are removed.
  */
 static void
 free_segment(void)
@@ -317,7 +317,7 @@ create_segment(void)
 	init_arrays(area_size);
 	dlock_area = dsa_create_in_place(dlock_area_start, area_size,
 									 header->memory_tranche, segment);
-	/* never grow, so that the area is one piece (I5) */
+	/* do not let it grow: the area must stay one piece (I5) */
 	dsa_set_size_limit(dlock_area, area_size);
 	open_hash_tables(true);
 	Assert(dsa_get_address(dlock_area, dlock_control->accounts) ==
@@ -399,12 +399,12 @@ join_segment(bool as_worker)
 }
 
 /*
- * Attach this process to the shared state, or make the state.  A library of
- * another layout waits until all that attached "as_worker" have ended.
+ * Attach this process to the shared state, or make the state.  If "as_worker"
+ * is set, a library of another layout waits for this process to end.
  *
  * Raises 53200, and 55000 if another layout is in use.  After an error, the
- * resource owner detaches, and the next call starts over.  The caller must
- * have registered its exit callback.
+ * resource owner detaches the segment, and the next call starts over.  The
+ * caller must have registered its exit callback.
  */
 void
 dlock_attach(bool as_worker)
@@ -467,9 +467,9 @@ roll_back_at_exit(int code, Datum arg)
 }
 
 /*
- * Have "leave" called at any exit, after the rollback of the open transaction.
- * The callback registered last runs first; if it fails, the other still runs.
- * PostgreSQL's own callback that rolls back would run too late, after both.
+ * Arrange that leave() is called at any exit, after the rollback of the open
+ * transaction.  Callbacks run in reverse order; if one fails, the other still
+ * runs.  PostgreSQL's own rollback at exit would come too late, after both.
  */
 void
 dlock_leave_at_exit(void (*leave) (void))

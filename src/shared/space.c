@@ -136,7 +136,7 @@ enter_space(const DlockSpaceKey *key)
 		dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/* Use a space.  If there is none, make it or, without "make", return NULL. */
+/* Use a space.  If there is none, make it if "make" is set, or return NULL. */
 static DlockSpace *
 attach_space(const DlockSpaceKey *key, bool make)
 {

@@ -92,8 +92,8 @@ check_sequence(Relation sequence)
 }
 
 /*
- * Open the sequence, to reserve a block.  Raises 55000 if this transaction has
- * given it a new file, because a rollback would then undo the reservation.
+ * Open the sequence, to reserve a block.  Raises 55000 if the sequence has a
+ * new file from this transaction: a rollback would undo the reservation.
  */
 static Relation
 open_sequence(DlockSpace *space)
@@ -191,8 +191,8 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
- * The first number above all numbers that spaces of this database, even spaces
- * that were dropped or rolled back, have reserved in this server
+ * The first number above all that were reserved in this server for spaces of
+ * this database, even dropped or rolled-back ones
  */
 uint64
 dlock_first_unreserved(Oid database)
@@ -216,8 +216,8 @@ dlock_first_unreserved(Oid database)
 }
 
 /*
- * A space has reserved the numbers below "limit": no other space of the
- * database may draw before its next reservation (I23).  The caller has called
+ * A space has reserved the numbers below "limit": make the database's other
+ * spaces reserve before they draw again (I23).  The caller has called
  * dlock_first_unreserved() under reserve_lock.
  */
 static void
@@ -276,7 +276,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 }
 
-/* The time, some milliseconds old at most, at a quarter of the usual cost */
+/* The time, at most some milliseconds old, at a quarter of the usual cost */
 static TimestampTz
 current_time(void)
 {

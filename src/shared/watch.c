@@ -5,14 +5,14 @@
  *
  * A watched name has an entry in the second hash table of its partition
  * (buckets.c), because a free lock has no entry.  A process that changes the
- * holders counts the change and lists the name, with the partition locked.
- * The sender walks through that list, sends the current holder, and records in
- * each watch how many changes the message covers.  A name leaves the list when
- * every watch is up to date (I29).
+ * holders counts the change and adds the name to the space's list "changed",
+ * with the partition locked.  The sender walks through the list, sends the
+ * current holder, and records in each watch how many changes the message
+ * covers.  A name leaves the list when every watch is up to date (I29).
  *
- * When its last watch ends, a name is freed or, if it is listed, left to the
- * sender.  Only the sender takes names out of the list, so it reads a listed
- * name without a lock.
+ * When the last watch of a name ends, the name is freed or, if it is listed,
+ * left to the sender.  Only the sender takes names out of the list, so the
+ * sender reads a listed name without a lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,7 +27,7 @@
 #define INTERVAL		10000
 #define INTERVAL_EACH	5		/* added for each watch */
 
-/* Names of the list that one call looks at */
+/* One call looks at no more names of the list than this. */
 #define MAX_LOOKS		1000
 
 static inline DlockWatched *
@@ -191,7 +191,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* The session listens now: tell it the present holder, perhaps again. */
+/* The session listens now: have the sender tell it the holder, maybe again. */
 void
 dlock_watch_arm(DlockWatch *watch)
 {
@@ -328,10 +328,10 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 }
 
 /*
- * Begin to tell the watches of a name.  The holder that the caller reads next
- * is the one after at least telling->change changes (I29).  The name goes to
+ * Begin to tell the watches of a name.  Sets telling->change to the count of
+ * changes; the caller must read the holder afterwards (I29).  The name goes to
  * the end of the list and is not due for at least INTERVAL.  If no watch is
- * left, frees the name and returns false.
+ * left, the name is freed, and this returns false.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
@@ -382,7 +382,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Note that the copied watches were told.  New ones may precede them now. */
+/* Note that the copied watches were told.  New watches may precede them. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
@@ -407,10 +407,10 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * With "told", the watches copied last have been told.  Otherwise all holders
- * have ended but not left, so the next change will be told.  If all watches
- * are told, the round ends, and the name leaves the list, unless its holders
- * have changed or it has no users.  Returns true if more watches must be told.
+ * If "told" is set, the watches copied last have been told.  Otherwise all
+ * holders have ended but not left, so the next change will be told.  Returns
+ * true if the round goes on.  When it ends, the name leaves the list, unless
+ * the holders have changed again or the name has no users.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
