@@ -27,7 +27,7 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/* Add a lease to the list.  Checks two others, and removes them if ended. */
+/* Add a lease to the list, after removing ended leases among the first 2. */
 static void
 attach_to_session(DlockLease *lease)
 {
@@ -72,7 +72,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		/* only now: a lease that is found by number must be in its space */
+		/* not earlier: a lease found by number must be entered in its space */
 		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))

@@ -29,8 +29,8 @@ raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
 
 /*
  * Join the lock with a new ticket for request->lease, or find the ticket that
- * the request has already.  Returns NULL if the lock is busy and "nowait" is
- * set.  *held is set only for a new ticket that is not adopted at once.
+ * an earlier call made.  Returns NULL if the lock is busy and "nowait" is set.
+ * *held is set only for a new ticket that is not adopted at once.
  */
 static DlockLeaseTicket *
 join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -137,7 +137,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 
 /*
  * Ask once for a ticket.  Returns DLOCK_ACQUIRED if the ticket is granted and
- * claimed.  Returns DLOCK_LOST if it has ended.  Then the caller asks again.
+ * claimed, or DLOCK_LOST if the ticket has ended and the caller must retry.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -246,8 +246,8 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
 }
 
 /*
- * Make or find the ticket that an enqueue returns, and claim it.  If a session
- * waits with the ticket, the lease adopts it, so that it outlives the session.
+ * Make or find the ticket that an enqueue returns, and claim it.  The lease
+ * adopts a session's ticket at once, so that the ticket outlives the session.
  */
 static DlockLeaseTicket *
 join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
@@ -286,7 +286,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	/* after an error, no other call may arm the announcement of this call */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* if this call has adopted the ticket, it is not found by number yet */
+	/* a ticket that this call has adopted is not found by number yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();
@@ -309,7 +309,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/* Wait for a durable grant of a lease's ticket.  False after the timeout. */
+/* Wait until a lease's grant is durable.  Returns false after the timeout. */
 bool
 dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 				  DlockTimeout timeout)

@@ -27,7 +27,7 @@
 
 #include "backend/inner.h"
 
-/* Set if the transaction has executed nothing but a call of this function */
+/* The function whose call is all that the transaction has executed, or 0 */
 Oid			dlock_lone_call = InvalidOid;
 
 static bool
@@ -80,7 +80,7 @@ dlock_lone_call_note(const FmgrInfo *function)
 		dlock_lone_call = function->fn_oid;
 }
 
-/* Forget the noted call.  If this is before a commit, warn about the call. */
+/* Forget the noted call.  Before a commit, warn about the call. */
 void
 dlock_lone_call_end(bool is_commit)
 {

@@ -36,8 +36,8 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
 }
 
 /*
- * Wait until the rows that the request needs are loaded: all rows in lease
- * scope, otherwise those of its name.  Subtracts the wait from the timeout.
+ * Wait until the rows that the request needs are loaded: in lease scope, all
+ * rows; otherwise the name's rows.  Subtracts the wait from the timeout.
  *
  * After the timeout, raises 55P03 even in a try function, because the lock may
  * be free, or the request's own lease may have it.  But if a session requests

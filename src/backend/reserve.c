@@ -229,7 +229,7 @@ check_prefix(const text *prefix)
 				 errhint("It is compared with the beginning of names, byte by byte.")));
 }
 
-/* Raise 42501 if the user may not use the names: no change is allowed then. */
+/* Raise 42501 if the current user may not use names with this prefix. */
 static void
 check_owner(DlockSpace *space, const text *prefix)
 {
@@ -246,7 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/* Lock a prefix's row, before check_owner().  Returns false if it has none. */
+/* Lock a prefix's row, before check_owner().  Returns false without a row. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {

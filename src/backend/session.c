@@ -104,7 +104,7 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 
 /*
  * Acquire in session or transaction scope.  Returns the fence, which is the
- * ticket's number.  If not granted in time, returns 0, and *outcome says why.
+ * ticket's number.  Without a grant in time, returns 0, with *outcome set.
  */
 int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
@@ -158,7 +158,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		(*outcome = dlock_request_wait(request, held)) != DLOCK_ACQUIRED)
 		return 0;
 	confirm_grant(space, held);
-	/* last, and cannot fail, so if there is an error, nothing is acquired */
+	/* last, because it cannot fail: a call that fails acquires nothing */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
 }
@@ -169,7 +169,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * returns false, with the lock's index in *failed and the reason in *outcome.
  * Except in transaction scope, each acquire leaves a mark, which the caller
  * must drop with dlock_xact_keep_result().  If the call fails, the rollback
- * releases the locks, without warnings, because these would take interrupts.
+ * releases the locks.  It does not warn, because a warning takes interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -241,15 +241,15 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		if (dlock_held_is_granted(held))
 			confirm_grant(space, held);
 	}
-	/* last, and cannot fail */
+	/* these come last and cannot fail */
 	dlock_xact_deepen(held, DLOCK_SESSION);
 	dlock_xact_arm(held, NULL, dlock_announcement_my_claim(held->ticket));
 	return held->number;
 }
 
 /*
- * Wait for an enqueued ticket.  Returns false after the timeout.  Then, and
- * after an error, the ticket stays queued.  Raises 55L01 if it is gone.
+ * Wait for an enqueued ticket.  Returns false after the timeout.  After a
+ * timeout or an error, the ticket stays as it is.  Raises 55L01 if it is gone.
  */
 bool
 dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
@@ -315,8 +315,8 @@ undo_session_acquire(DlockHeld *held)
 }
 
 /*
- * Release as dlock_session_release() does, if the name is the latest and held
- * in session scope.  Otherwise returns false.
+ * If the name is the latest and held in session scope, release it like
+ * dlock_session_release(), with the result in *released, and return true.
  */
 bool
 dlock_session_release_latest(const DlockSpace *space, const char *name,
@@ -331,7 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/* Undo the latest session acquire.  Warns and returns false if not held. */
+/* Undo a name's latest session-scoped acquire, or warn and return false. */
 bool
 dlock_session_release(const DlockKey *key)
 {

@@ -1,14 +1,14 @@
 /*-------------------------------------------------------------------------
  *
  * slots.c
- *	  The slots that are set for locks, whatever requests say.
+ *	  The slots that are set for locks and replace those of requests.
  *
  * The table dlock_slots has a row for each such lock.  Requests use a copy in
  * the lock's entry.  A transaction that may change a row notes the row's name
  * and keeps the lock's entry.  Before its commit, the transaction takes a
  * heavyweight lock and reads the rows of the noted names.  After the commit it
- * sets the copies to what it has read, and then releases the lock.  So copies
- * change in the order of commits.
+ * sets the copies to what it has read, then releases the heavyweight lock.  So
+ * copies change in the order of commits.
  *
  * A constraint notes the names of rows that are written, because a restore can
  * disable triggers, but not constraints.  Triggers note the names of rows that
@@ -49,7 +49,7 @@ typedef struct NotedName
 
 	/* set at the commit */
 	bool		is_read;
-	int32		slots;			/* as in the name's row, or 0 if it has none */
+	int32		slots;			/* as in the name's row; 0: no row */
 } NotedName;
 
 static HTAB *table_of_names = NULL;
@@ -128,7 +128,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_current_space();
-	/* the trigger must not be on another table, which others could write to */
+	/* refuse a trigger on another table, because its owner can write to it */
 	if ((for_row && !TRIGGER_FIRED_AFTER(trigger->tg_event)) ||
 		RelationGetRelid(trigger->tg_relation) !=
 		dlock_find_relation(space, "dlock_slots"))
@@ -252,7 +252,7 @@ read_names(void)
 		relation_close(table, NoLock);
 }
 
-/* Drop the names noted at this level or above.  A commit sets the copies. */
+/* Drop names of this level or above and, after a commit, set the copies. */
 static void
 drop_names(int level, bool is_commit)
 {

@@ -32,7 +32,7 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 	return (TriggerData *) fcinfo->context;
 }
 
-/* dlock_trigger(), but with an error unless the table is one of dlock's own */
+/* Like dlock_trigger(), but raises an error if the table is not dlock's own */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -109,7 +109,7 @@ get_integer(Datum value, Oid type)
 	}
 }
 
-/* Read the column that the trigger's argument names. */
+/* Read the column that the trigger's argument or "default_name" names. */
 static void
 read_column(TriggerData *trigger, const char *function,
 			const char *default_name, Column *column)
@@ -210,8 +210,8 @@ make_integer(int64 value, const Column *column)
 }
 
 /*
- * Row trigger: each update increments the version.  The new row may have the
- * old version or the next.  Any other version is stale.  NULL counts as 0.
+ * Row trigger: each update increments the version.  The new row may come with
+ * the old version or its successor; any other is stale.  NULL counts as 0.
  */
 PG_FUNCTION_INFO_V1(dlock_version_guard);
 Datum
