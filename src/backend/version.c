@@ -3,8 +3,8 @@
  * version.c
  *	  Optimistic locking: the versions of names.
  *
- * Versions are rows of an ordinary table, changed in the caller's transaction.
- * So a bump rolls back with the transaction, and a concurrent bump waits.  No
+ * Versions are rows of an ordinary table.  The caller's transaction changes
+ * them, so its rollback undoes a bump, and a concurrent bump waits.  No
  * role has privileges on the table: the statements run as the table's owner.
  *
  *-------------------------------------------------------------------------
@@ -20,7 +20,7 @@
 
 /*
  * Run a statement whose parameters are the name, a version and the current
- * role.  Returns the number of rows.  Sets *result, unless NULL, to a version.
+ * role.  Returns the number of rows and, unless "result" is NULL, a version.
  */
 static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,
@@ -50,8 +50,8 @@ dlock_version_read(DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * Increment a name's version if it is "expected".  Returns the new version, or
- * 0 if the name has another version.
+ * Increment a name's version if it equals "expected".  Returns the new version
+ * or, if the name has another version, 0.
  */
 int64
 dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)

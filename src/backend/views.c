@@ -34,7 +34,7 @@ typedef struct Holders
 	int			count;
 } Holders;
 
-/* The tickets that block the waiters of the lock that is being shown */
+/* The tickets that block waiters of the lock being shown */
 typedef struct Blockers
 {
 	const DlockRow *first;		/* the first row of the lock */
@@ -98,7 +98,7 @@ dlock_space_to_show(void)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_loaded_space();
-	/* if leases have run out, this gets them ended */
+	/* let the worker end leases that have run out */
 	dlock_worker_look(space, false);
 	return space;
 }
@@ -109,7 +109,7 @@ static const Oid lock_columns[] = {
 	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
 };
 
-/* Take a text at *text, and advance *text to the next. */
+/* Take the text at *text, and advance *text to its end. */
 static Datum
 take_text(const char **text, int length)
 {
@@ -190,7 +190,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 	MemoryContextDelete(row_context);
 }
 
-/* Show all locks, some rows at a time, so that these stay in the CPU cache. */
+/* Show all locks, few rows at a time, so that rows stay in the CPU cache. */
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 {
@@ -379,9 +379,9 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 }
 
 /*
- * Returns the processes that block a process in the lock manager or in dlock,
- * where conflicting holders and all waiters before it block it.  If the worker
- * cannot remove the row of an ended ticket, the ticket counts as the worker's.
+ * Returns the processes that block a process in the lock manager or in dlock.
+ * In dlock, these are conflicting holders and all earlier waiters.  If the
+ * worker cannot remove the row of an ended ticket, the ticket is the worker's.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum

@@ -4,16 +4,16 @@
  *	  Sleeping until a ticket is granted.
  *
  * A waiter sleeps on its own latch.  The order of writes and reads in I11
- * makes sure that it does not sleep through its grant.  The latch can be set
- * for other reasons, too.  If its ticket still waits, the waiter sleeps again.
+ * keeps the waiter from sleeping through its grant.  The latch can be set for
+ * other reasons, too.  If its ticket still waits, the waiter sleeps again.
  *
  * Nothing sets a waiter's latch when the extension is dropped, when a slot for
  * a worker becomes free, or when a lease runs out while there is no worker.
  * So a waiter checks for these once a second (look_around()).
  *
- * If a wait ends without a grant, the ticket is still in the lock, and the
- * caller ends it.  If another process granted the ticket just then, ending it
- * passes the lock to the next waiter.
+ * If a wait ends without a grant, the caller ends the ticket.  If another
+ * process granted the ticket just then, the ticket's end passes the lock on to
+ * the next waiter.
  *
  *-------------------------------------------------------------------------
  */
@@ -44,14 +44,14 @@ microseconds_since(uint64 start)
 	return (int64) (dlock_monotonic_now() - start);
 }
 
-/* Is the request for a lease of many, which can end before the grant? */
+/* Is the request for a lease of many tickets, which can end before a grant? */
 static bool
 has_lease(const DlockRequest *request)
 {
 	return request->lease && !request->lease->single;
 }
 
-/* Publish this wait, for others to see, and so that a lease's end wakes us. */
+/* Publish this wait, so that processes see it and the lease's end wakes us. */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -84,8 +84,8 @@ unannounce_wait(const DlockRequest *request)
 }
 
 /*
- * Is the ticket a lease's, or another session's for a lease to adopt?  Changes
- * of such a ticket broadcast its condition variable, but do not set our latch.
+ * Is this a lease's ticket, or a ticket of another session?  Changes of such a
+ * ticket broadcast its condition variable, but do not set our latch.
  */
 static bool
 is_foreign(const DlockTicket *ticket)
@@ -104,7 +104,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Is the request's lease of many over?  If it has none, is the ticket's? */
+/* Is the lease over: the request's if has_lease(), otherwise the ticket's? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -138,9 +138,9 @@ still_waiting(DlockTicket *ticket, bool foreign)
  * because its change sets our latch.
  *
  * A broadcast removes us from the condition variable's list, so we enter the
- * list again before each look at the state.  ConditionVariablePrepareToSleep()
- * cannot: before PostgreSQL 16, it passes the broadcast on to another sleeper.
- * A sleep with a timeout of 0 enters the list and resets the latch.
+ * list again before each look at the state.  A sleep with a timeout of 0 does
+ * this, and resets the latch.  ConditionVariablePrepareToSleep() would also
+ * pass the broadcast on to another sleeper, before PostgreSQL 16.
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -218,7 +218,7 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 /*
  * Sleep until the latch is set, or for "left" microseconds.  Returns early
  * only if look_around() may have reset the latch, or if the lease is over.
- * More returns would hide a bug that misses wakeups.
+ * Other early returns would hide bugs that miss wakeups.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -324,7 +324,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Sleep until the ticket is granted or lost.  False after the timeout. */
+/* Sleep until the ticket is granted or lost.  Returns false on a timeout. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					uint64 start)

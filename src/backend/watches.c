@@ -6,9 +6,9 @@
  * A watch has a name and a channel.  A name can have several watches.  The
  * shared part is in shared/watch.c.
  *
- * Like a lock, a watch survives the rollback of its transaction.  But xact.c
- * arms the watch at the commit, when the session begins to listen.  After a
- * rollback it sends nothing until dlock_watch() is called again.
+ * Like a session's lock, a watch survives a rollback.  But xact.c arms the
+ * watch at the commit, when the session begins to listen.  After a rollback,
+ * the watch sends nothing until dlock_watch() is called again.
  *
  *-------------------------------------------------------------------------
  */
@@ -133,7 +133,7 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 	dlock_xact_watch(watch->shared);
 }
 
-/* Stop watching a lock.  Returns false, with a warning, if it has no watch. */
+/* Stop watching a lock.  Without a watch, warns and returns false. */
 bool
 dlock_session_unwatch(const DlockKey *key)
 {

@@ -119,8 +119,8 @@ find_guarded(const DlockKey *key)
 }
 
 /*
- * Prepare a MARK_GUARD, which the caller must push next.  Returns false if the
- * lock's latest MARK_GUARD is of the same ticket, so no other is needed.
+ * Prepare a MARK_GUARD.  Returns true if the caller must push the mark next,
+ * and false if the lock's latest MARK_GUARD already is of this ticket.
  */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
@@ -205,8 +205,8 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 }
 
 /*
- * Does a rollback undo the mark's acquire?  For MARK_RESULT, only if the
- * session ends.  A cancel has already changed MARK_RESULT to MARK_TAKEN.
+ * Does a rollback undo the mark's acquire?  It undoes a MARK_RESULT only if
+ * the session ends.  A cancel has already changed MARK_RESULT to MARK_TAKEN.
  */
 static bool
 is_undone(const Mark *mark)
@@ -306,9 +306,9 @@ remove_dropped(int from)
 }
 
 /*
- * Push a mark.  If the unfinished call fails, the mark undoes one acquire of
- * this session's ticket in session scope, or the claims on a lease's ticket
- * and its announcement.  The caller has called dlock_xact_prepare().
+ * Push a mark.  If the unfinished call fails, the mark undoes a session-scoped
+ * acquire of this session's ticket, or the claims on a lease's ticket and the
+ * ticket's announcement.  The caller has called dlock_xact_prepare().
  */
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -406,7 +406,7 @@ dlock_xact_end_statement(const DlockStatement *outer)
 	remove_dropped(outer->num_marks);
 }
 
-/* After an error, LWLocks may be held, so the rollback undoes the acquires. */
+/* After an error, leave the undoing to the rollback: LWLocks may be held. */
 void
 dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 {
@@ -438,8 +438,8 @@ dlock_xact_undo_latest(void)
 }
 
 /*
- * After the commit, undo one session-scoped acquire of this ticket, or end a
- * lease's ticket.  A rollback, also to a savepoint, drops the mark.
+ * Push a mark: after the commit, undo one session-scoped acquire of a ticket,
+ * or end a lease's ticket.  A rollback, also to a savepoint, drops the mark.
  */
 void
 dlock_xact_release_at_commit(DlockSpace *space, int64 number)
@@ -509,13 +509,13 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 	marks[num_marks - 1].claim = claim;
 }
 
-/* Arm a watch after the commit.  After a rollback it stays silent. */
+/* Arm a watch after the commit.  After a rollback, the watch stays silent. */
 void
 dlock_xact_watch(DlockWatch *watch)
 {
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
-	/* reuse a mark that dlock_unwatch() dropped, so that loops push no more */
+	/* reuse a mark that dlock_unwatch() dropped: a loop needs only one */
 	if (top && top->kind == MARK_DROPPED &&
 		top->level == GetCurrentTransactionNestLevel())
 	{
@@ -588,8 +588,8 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * Pin the guarded tickets, so that the next tickets are not granted before the
- * commit is visible (I24).  Raises 55L01 if one was lost; the rollback unpins.
+ * Pin the guards' tickets, so that the next tickets are not granted before the
+ * commit is visible (I24).  Raises 55L01 if a ticket is lost; rollback unpins.
  */
 static void
 pin_guards(void)
@@ -627,7 +627,7 @@ commit_marks(void)
 	for (int i = num_marks - 1; i >= 0; i--)
 	{
 		marks[i].level = 0;
-		/* at_memory_reset() ends the others */
+		/* at_memory_reset() ends MARK_ARM and MARK_WATCH */
 		if (marks[i].kind != MARK_ARM && marks[i].kind != MARK_WATCH)
 			end_mark(i);
 	}
@@ -645,7 +645,7 @@ roll_back_marks(void)
 		pop_mark();
 }
 
-/* End the marks that are left if another module's error ended the rollback. */
+/* End the marks that are left after another module's error in a rollback. */
 void
 dlock_xact_exit(void)
 {
