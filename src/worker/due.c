@@ -4,7 +4,7 @@
  *	  The worker's private list of when it must look at each lease again.
  *
  * A lease can be due later than noted here, because a renewal does not notify
- * the worker.  A change of a ttl notifies it (dlock_due_update()).
+ * the worker.  A change of a ttl does (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */

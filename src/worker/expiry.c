@@ -135,7 +135,7 @@ tell_all(void)
 	return false;
 }
 
-/* End the interval if its time is over or "at_once"; log what was counted. */
+/* If the interval is over or "at_once" is set, log the number of others. */
 static uint64
 end_interval(bool at_once)
 {
@@ -160,8 +160,8 @@ static DlockTask tell_task = {
 };
 
 /*
- * Log the noted leases and, at the end of the interval or if "at_once", the
- * number of other leases.  Returns when to call this again.
+ * Log the noted leases.  At the end of the interval, or if "at_once" is set,
+ * also log the number of other leases.  Returns when to call this again.
  */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)

@@ -21,8 +21,8 @@ static uint64 next_heartbeat = 0;
 
 /*
  * A lease of class n needs a heartbeat in each quarter of 2^n us.  A lease of
- * class -1 needs none.  With remote_apply, twice as many are needed,
- * because an answer reports what was replayed at the previous heartbeat.
+ * class -1 needs none.  With remote_apply, twice as many heartbeats are
+ * needed, because an answer reports what was replayed at the previous one.
  */
 static int
 class_of(const DlockLease *lease)
@@ -57,7 +57,7 @@ dlock_heartbeat_remove(int class)
 
 /*
  * Send a heartbeat if it is due and standbys are named.  Returns when to call
- * this again.  Unless "knows_all", an unknown lease may have DLOCK_MIN_TTL.
+ * this again.  If "knows_all" is false, a lease may have DLOCK_MIN_TTL.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)

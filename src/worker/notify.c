@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name to notify of in several transactions, and the channels done so far */
+/* A name whose watches take several transactions; the channels notified */
 static struct
 {
 	DlockWatched *watched;
@@ -191,7 +191,7 @@ tell_watches(DlockSpace *space)
 	return count;
 }
 
-/* Record what was notified.  Returns true if a name has more watches. */
+/* Record what was notified.  Returns true if a name has watches left. */
 static bool
 end_tellings(DlockSpace *space, int count)
 {

@@ -39,7 +39,7 @@
 
 #define RETRY_MS		100		/* first pause after an error; then doubled */
 #define MAX_RETRY_MS	2000	/* longest pause after an error, by default */
-#define LOCKED_RETRY_MS	5		/* after a lock timeout, with patience_ms */
+#define LOCKED_RETRY_MS	5		/* after a lock timeout, if patience_ms > 0 */
 #define LOG_EVERY		60		/* at least each 60th message about a lock is
 								 * logged */
 #define OWNER_PATIENCE_MS	1000
@@ -172,7 +172,7 @@ log_cancel(void)
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
-/* Begin a process.  Returns NULL if its office is taken or its space gone. */
+/* Begin a process.  Returns NULL if the office is taken or the space gone. */
 DlockSpace *
 dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 {
@@ -234,7 +234,7 @@ dlock_process_gives_way(void)
 
 /*
  * Has a process locked the database, to drop, rename or copy it, while no
- * session is left?  Then it waits only for background processes.
+ * session is left?  Then that process waits only for background processes.
  */
 bool
 dlock_process_is_in_the_way(void)

@@ -22,7 +22,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Longest pause after an error, in ms; announcements wait for its end */
+/* Longest pause after an error, in ms; announcements wait until it ends */
 #define MAX_RETRY_MS	100
 
 PGDLLEXPORT void dlock_sender_main(Datum arg);
@@ -90,7 +90,7 @@ dlock_sender_main(Datum arg)
 
 /*
  * Vacuum the rows that are dead now.  If this fails, the worker starts the
- * next vacuum process after the same number of new dead rows.
+ * next vacuum process after vacuum_at new dead rows.
  */
 void
 dlock_vacuum_main(Datum arg)

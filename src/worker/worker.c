@@ -103,7 +103,7 @@ let_go(void)
 
 /*
  * Leave the office.  Then start the next worker if there is work, because work
- * may have come just before (I20).  If makes_way, sessions start the next one.
+ * may have come just before (I20).  If makes_way is set, sessions start one.
  */
 static void
 resign(int code, Datum arg)
@@ -159,7 +159,7 @@ handle_terminate(SIGNAL_ARGS)
 
 /*
  * Load the tables unless they are loaded, and take over the journal.  Returns
- * true if rows are left.  If the extension is gone, journal_task finds out.
+ * true if rows are left to load.  journal_task finds out if dlock was dropped.
  */
 static bool
 begin_work(void)
@@ -250,7 +250,7 @@ learn(void)
 static void
 begin_failed(int code)
 {
-	/* a session may have loaded, so there may be a journal now */
+	/* a session may have loaded the tables, so there may be a journal */
 	pqsignal(SIGTERM, handle_terminate);
 	dlock_load_failed(my_space);
 	dlock_journal_fail(my_space, code);
@@ -452,7 +452,7 @@ is_wanted(void)
 /*
  * Is a worker needed?  It is needed by waiters behind leases, leases that need
  * heartbeats, sessions that may listen for announcements, and leases due soon.
- * Otherwise, if a process finds a lease due, it starts the next worker.
+ * Otherwise, a process that finds a lease due starts the next worker.
  */
 static bool
 is_missed(uint64 next_beat)

@@ -115,8 +115,8 @@ is_awaited(const DlockImage *image)
 
 /*
  * A lone caller flushes for itself.  If several callers wait, the worker
- * flushes before it wakes them, and for CROWD_MS after that for lone callers,
- * too.  Otherwise all would wake only to wait for the first to flush.
+ * flushes before it wakes them.  Otherwise all would wake only to wait for one
+ * flush.  For CROWD_MS after that, the worker flushes for lone callers, too.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
