@@ -8,9 +8,9 @@
  * timer kills the keeper itself, even if SIGSTOP has stopped it.  Then the
  * kernel kills the command, because of its PR_SET_PDEATHSIG.
  *
- * Descendants can have process groups of their own, as by timeout(1) in a
- * script.  They stay descendants, because keeper and front are subreapers, and
- * signal_tree() finds them.
+ * Descendants can have process groups of their own, for example if a script
+ * calls timeout(1).  They stay descendants, because keeper and front are
+ * subreapers.  So signal_tree() finds them.
  */
 #include "bin/bin.h"
 
@@ -302,7 +302,7 @@ command_pass_on(int signo)
 		kill(-group, signo);
 }
 
-/* Take the signal that has stopped or continued the command, or 0. */
+/* Take the latest signal that stopped or continued the command; 0: none. */
 int
 command_stopped_by(void)
 {
@@ -322,8 +322,8 @@ command_exit_code(void)
 
 /*
  * Send a signal to the descendants of a process, except to the process group
- * "except", which has received it already.  Reap the keeper's children, except
- * the command.  Returns true if a descendant still runs.
+ * "except", which has received it already.  Reap children of this process,
+ * except the command.  Returns true if a descendant still runs.
  */
 static bool
 signal_descendants(pid_t parent, int signo, pid_t except)

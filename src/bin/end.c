@@ -12,7 +12,7 @@ main_end(const char *name, int n, char **operands)
 	PGresult   *result;
 	const char *count;
 
-	/* the answer is the number of tickets that this has ended */
+	/* the answer is the number of tickets that the function has ended */
 	result = server_query_or_exit(is_lease && opt.force ? "SELECT %s.dlock_force_close($1)" :
 								  is_lease ? "SELECT %s.dlock_lease_close($1)" :
 								  opt.force ? "SELECT %s.dlock_force_release($1)::pg_catalog.int4" :

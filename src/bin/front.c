@@ -2,10 +2,10 @@
  * front.c
  *		The process that the caller of dlock run sees.
  *
- * The front passes signals on, lends the terminal to the command, stops when the
- * command is stopped, and ends as the command does.  The keeper (run.c), its
- * child, does the rest.  If the keeper dies, the front becomes the parent of the
- * command's processes, and kills them.
+ * The front passes signals on, lends the terminal to the command, stops when
+ * the command is stopped, and ends as the command does.  Its child, the keeper
+ * (run.c), does the rest.  If the keeper dies, the front becomes the parent of
+ * the command's processes, and kills them.
  */
 #include "bin/bin.h"
 
@@ -99,7 +99,7 @@ leave_signals_to_front(void)
 }
 
 /*
- * Does the command have the terminal from its start?  Only if this process
+ * Does the command have the terminal from its start?  It does if this process
  * leads its job and no other process of the job, such as a pager, can want it.
  * Otherwise the command gets the terminal after it was stopped for using it.
  */

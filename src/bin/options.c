@@ -287,7 +287,7 @@ print_options(char letter)
 	}
 }
 
-/* Returns 1 if the output could not be written, otherwise "code" */
+/* Returns 1 if the output could not be written, otherwise "code". */
 int
 finish_output(int code)
 {

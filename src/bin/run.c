@@ -10,8 +10,8 @@
  * 1. The command is dead before its lock can be granted to another client.
  *	  The deadline is one ttl, less a margin, after the keeper began to send
  *	  the last request that got or renewed the lease.  The command gets SIGKILL
- *	  at the deadline, and SIGTERM earlier by --grace.  A timer in the keeper,
- *	  which no other work delays, sends both.  Half a margin after the
+ *	  at the deadline, and SIGTERM earlier by --grace.  A timer in the keeper
+ *	  sends both, and no other work delays the timer.  Half a margin after the
  *	  deadline, the kernel kills the keeper.
  * 2. The command dies if the keeper does: the kernel sends SIGKILL.  The rest
  *	  of the command's process group, and its other descendants, become
@@ -69,7 +69,7 @@ static const char *info;
 static bool is_asking;			/* a request for a ticket has no answer yet */
 static bool adopts;				/* the ticket may be of an earlier run */
 static int64 granted_at;
-static int	not_run;			/* the exit code, if the command cannot be run */
+static int	not_run;			/* exit code if the command could not be run */
 
 /* when the server stopped answering; FOREVER if it answers */
 static int64 silent_since = FOREVER;
@@ -166,8 +166,8 @@ look_around(void)
 
 /*
  * Wait until the descriptor, if any, is ready.  Returns false after "until".
- * Returns false also if dlock must stop while no command runs or, with
- * heed_end, if the command has ended.
+ * Returns false also if dlock must stop while no command runs, or if the
+ * command has ended and "heed_end" is set.
  */
 static bool
 await_event(int fd, short events, int64 until, bool heed_end)
@@ -197,9 +197,9 @@ await_event(int fd, short events, int64 until, bool heed_end)
 }
 
 /*
- * Wait for an answer of the server.  If the command ends, give up the answer and
- * the connection.  But wait on with --session, because the lock would be lost,
- * and with --every, because short commands could interrupt each renewal.
+ * Wait for an answer of the server.  If the command ends, give up the answer
+ * and the connection.  But with --session, wait on, because the lock would be
+ * lost; and with --every, because short commands could interrupt renewals.
  */
 static bool
 await_answer(int fd, short events, int64 until)
@@ -257,8 +257,8 @@ interval(int64 us)
 }
 
 /*
- * Returns the first value of the server's answer, or "" if it is null.  After
- * an error or without an answer, returns NULL.  The next call overwrites it.
+ * Returns the first value of the server's answer, or "" if the value is null,
+ * in static memory.  After an error or without an answer, returns NULL.
  */
 static const char *
 ask(int64 until, const char *sql, int n, const char *const *values)
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and "length", if that is not negative. */
+/* Call a function with the ticket and, unless it is negative, "length". */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -358,7 +358,7 @@ request_lock(int64 until)
 	return value;
 }
 
-/* Can a lease keep the lock for --at-least?  Checked before the command runs. */
+/* Can a lease keep the lock for --at-least?  Ask before the command runs. */
 static bool
 at_least_fits(void)
 {
@@ -460,7 +460,7 @@ get_lock(void)
 /*
  * Release the lock, or keep it for the rest of --at-least.  A session's lock
  * ends with the session.  Returns false if the lock was lost before.  If a
- * lease's lock cannot be released before "until", it ends with its ttl.
+ * lease's lock cannot be released before "until", the lease's ttl ends it.
  */
 static bool
 give_back(int64 until)

@@ -2,10 +2,10 @@
  * server.c
  *		The connection to the server.
  *
- * No call of this file blocks, except in the resolver.  Calls wait in
- * server_await(), so that dlock run can do other work during the wait.  If
- * server_await() returns false, the call gives up.  If it gives up a query, it
- * closes the connection, because the answer could still come.
+ * Requests wait only in the resolver and in server_await(), so that dlock run
+ * can do other work meanwhile.  If server_await() returns false, the request
+ * is given up.  To give up a query, the connection is closed, because the
+ * answer could still come.
  *
  * In non-blocking mode, libpq has no timeout for each of several hosts.  So
  * server_open() tries one host at a time.

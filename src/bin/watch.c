@@ -3,8 +3,8 @@
  *		dlock watch: a line for each change of a lock's holder.
  *
  * The server sends the current state at once, and then each change.  After a
- * reconnect it sends the current state again, which is printed only if it is
- * new.
+ * reconnect, the server sends the current state again.  Only a new state is
+ * printed.
  */
 #include "bin/bin.h"
 
