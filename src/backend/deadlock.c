@@ -4,23 +4,23 @@
  *	  Finding deadlocks, choosing victims, and the reports.
  *
  * A waiter looks for a deadlock after deadlock_timeout, and again at
- * intervals.  It first checks, at little cost, if any process waits for a lock
- * of this backend.  If not, this backend is in no cycle.
+ * intervals.  A quick check comes first: if no process waits for a lock of
+ * this backend, this backend is in no cycle.
  *
  * Otherwise the waiter collects the graph of all that it waits for, directly
- * or not (graph.c), and reduces it as Holt did ("Some deadlock properties of
- * computer systems", 1972).  A process that waits for nothing goes on and
- * releases its locks.  Waiters get them by the rules of the queue, and a
- * waiter that gets all it waits for goes on, too.  Processes that never go on
- * are *stuck*.  So a wait for permits, or behind shared holders, is a deadlock
- * only if no process goes on that could end the wait.
+ * or not (graph.c), and reduces the graph as Holt did ("Some deadlock
+ * properties of computer systems", 1972).  A process that waits for nothing
+ * goes on and releases its locks.  Waiters get these locks by the rules of the
+ * queue.  A waiter without another wait then goes on, too.  Processes that
+ * never go on are *stuck*.  So a wait for permits, or behind shared holders,
+ * is a deadlock only if all processes that could end the wait are stuck.
  *
  * A stuck process need not be in a deadlock.  Suppose that a lock has two
  * permits, W and A hold one each, W waits for another, and A is in a deadlock
  * with Z.  W is in a cycle, because its own permit blocks it, but only the end
  * of A or Z helps.  So a deadlock is a set of waiters that stay stuck even if
  * all other processes go on.  A minimal set is strongly connected: if a part
- * of it waited for none of the rest, the part alone would be such a set.
+ * waited for none of the rest, that part alone would be a deadlock.
  *
  * find_knot() narrows the stuck processes to the *knot* of this backend.  It
  * repeats two steps until neither removes a process.  The first step keeps the
@@ -32,12 +32,12 @@
  * All members of a knot find the same knot.
  *
  * Deadlocks of heavyweight locks alone are left to PostgreSQL's detector.  The
- * victim is the member of the knot whose end lets most other members go on;
- * among equals, the member with the youngest ticket.  If the victim is another
- * backend, this backend notifies it.
+ * victim is the member of the knot whose end lets the most other members go
+ * on.  Among equals, it is the member with the youngest ticket.  If the victim
+ * is another backend, this backend notifies the victim.
  *
- * The graph is not a snapshot, so the victim collects it twice.  It accepts a
- * knot only if each member was in the same wait in the first graph.  Then all
+ * The graph is not a snapshot, so the victim collects it twice.  A knot counts
+ * only if each member was in the same wait in the first graph.  Then all
  * members were in these waits at one moment between the two collections.  All
  * processes that block members in the second graph did so at that moment, too,
  * because no process can begin to block a waiter (graph.c).  So the knot was
@@ -62,10 +62,10 @@
 /* Maximum number of graphs collected in one look, if waits keep changing */
 #define MAX_LOOKS		5
 
-/* Maximum number of members of a knot tried as the victim, youngest first */
+/* At most this many members of a knot are tried as victim, youngest first */
 #define MAX_CANDIDATES	64
 
-/* Maximum number of processes named in a list of a message */
+/* Maximum number of processes that a list in a message names */
 #define MAX_NAMED		10
 
 static bool
@@ -74,7 +74,7 @@ is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
 }
 
-/* Grant the requests at a place.  Returns true if a stuck vertex goes on. */
+/* End the waits at a place.  Returns true if a stuck vertex now goes on. */
 static bool
 end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 {
@@ -192,7 +192,7 @@ reduce(DlockGraph *graph)
 	} while (changed);
 }
 
-/* Assume that PostgreSQL resolves each deadlock that has no wait in dlock. */
+/* Assume that PostgreSQL resolves each deadlock without a wait in dlock. */
 static void
 resolve_heavy(DlockGraph *graph)
 {
@@ -333,7 +333,7 @@ count_without(DlockGraph *graph, const DlockVertex *ended)
 	return count;
 }
 
-/* Compares proc numbers, too: several sessions can wait for one ticket. */
+/* Proc numbers break ties: several sessions can wait for one ticket. */
 static bool
 is_younger(const DlockVertex *a, const DlockVertex *b)
 {
@@ -341,7 +341,7 @@ is_younger(const DlockVertex *a, const DlockVertex *b)
 		(a->number == b->number && a->procno > b->procno);
 }
 
-/* Returns the youngest member older than "before" that waits in dlock. */
+/* Of the members that wait in dlock, returns the next older than "before". */
 static DlockVertex *
 next_candidate(DlockGraph *graph, const DlockVertex *before)
 {
@@ -359,7 +359,7 @@ next_candidate(DlockGraph *graph, const DlockVertex *before)
 	return next;
 }
 
-/* Returns the victim of this backend's knot, or NULL if it is in no knot. */
+/* Returns the victim of this backend's knot, or NULL if there is no knot. */
 static DlockVertex *
 find_victim(DlockGraph *graph)
 {
@@ -431,14 +431,14 @@ dlock_describe_ticket(StringInfo buffer, DlockMode mode, int32 permits,
 	appendStringInfo(buffer, " of lock \"%.*s\"", key->length, key->name);
 }
 
-/* A list of processes for a message, cut short after MAX_NAMED */
+/* A list of processes for a message, cut short after MAX_NAMED names */
 typedef struct NameList
 {
 	StringInfoData text;
 	int			count;
 } NameList;
 
-/* Is there room for another name?  Appends the separator before the name. */
+/* Append the separator before a name.  Returns false if the list is full. */
 static bool
 begin_name(NameList *list)
 {
@@ -523,7 +523,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 					 blockers.text.data);
 }
 
-/* Raise the error in the victim, with a line for every wait in the knot. */
+/* Raise the victim's error, with a line for each wait in the knot. */
 static void
 report_deadlock(DlockGraph *graph)
 {
@@ -554,7 +554,7 @@ report_deadlock(DlockGraph *graph)
 
 /*
  * Does a process wait for a heavyweight lock of this backend?  While a waiter
- * moves such a lock out of the fast path, this look can miss it.
+ * moves such a lock out of the fast path, this look can miss the waiter.
  */
 static bool
 blocks_heavyweight(void)
@@ -563,7 +563,7 @@ blocks_heavyweight(void)
 
 	for (int i = 0; i < NUM_LOCK_PARTITIONS && !result; i++)
 	{
-		/* without the partition's lock, the list may be out of date */
+		/* look without the partition's lock: the list may be out of date */
 		if (compat_next_of_proc(MyProc, i, NULL) == NULL)
 			continue;
 		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
@@ -577,15 +577,15 @@ blocks_heavyweight(void)
 
 /*
  * Look for a deadlock.  Raises 40P01 if this backend is the victim.  Returns
- * false if the waits changed in each attempt.  Then the caller must retry.
+ * false if the waits changed in each attempt: the caller must try again.
  *
- * Unless "thorough", look only if a process waits for a heavyweight lock of
- * this backend.  This finds any cycle that a wait for a heavyweight lock
- * closes, because a waiter of dlock in the cycle holds such a lock.  If a wait
- * in dlock closes a cycle, the waiting backend itself looks thoroughly.
+ * If "thorough" is false, look only if a process waits for a heavyweight lock
+ * of this backend.  A cycle that contains a wait for a heavyweight lock has
+ * such a backend among its waiters of dlock.  Any other cycle is closed by a
+ * wait in dlock, and the waiting backend itself looks thoroughly.
  *
- * If another backend has found that this backend is the victim ("told"), look
- * in any case: its place in a queue may be all that blocks others.
+ * If "told" is true, another backend has chosen this backend as the victim,
+ * perhaps because only its place in a queue blocks others.  Look in any case.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
@@ -630,7 +630,7 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 
 /*
  * Write the line of log_lock_waits, as PostgreSQL's lock manager does, but
- * name at most MAX_NAMED holders and as many waiters.  "waited" is in us.
+ * name at most MAX_NAMED holders and MAX_NAMED waiters.  "waited" is in us.
  */
 void
 dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,

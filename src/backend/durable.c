@@ -21,13 +21,13 @@
 #include "backend/inner.h"
 #include "tables/tables.h"
 
-/* Interval of checks for a worker, and number of checks before an error */
+/* Interval of checks if a worker runs, and how many may fail in a row */
 #define RETRY_MS	1000
 #define MAX_RETRIES 10
 
 /*
  * Make the WAL durable up to "lsn".  Returns false if the wait for standbys
- * was canceled, because PostgreSQL only warns then.
+ * was canceled: PostgreSQL only warns of that.
  */
 static bool
 make_durable(XLogRecPtr lsn)
@@ -146,8 +146,8 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 }
 
 /*
- * Raise the durability of the lease, because the caller counts on it.  Wait
- * until the changes of the record, and of its lease, are durable.
+ * Raise the lease's durability to synchronous_commit, as the caller expects.
+ * Wait until the changes of the record and of the lease are durable.
  */
 static void
 wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
@@ -179,7 +179,7 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 					_("The request was undone."));
 }
 
-/* Wait for a record at a level that may be above synchronous_commit. */
+/* Wait for a record at a level that may be higher than synchronous_commit. */
 void
 dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 					  const char *outcome)

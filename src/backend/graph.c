@@ -4,25 +4,25 @@
  *	  Collecting the graph of waits.
  *
  * For the deadlock detector, the search starts from this backend and collects
- * each backend that a collected backend waits for.  For dlock_blockers, it
- * collects all waits.  The search reads each lock once, under one LWLock: the
- * entry's lock, or the partition's lock for a heavyweight lock (I26).
+ * each backend that a collected backend waits for.  For dlock_blockers, the
+ * search collects all waits.  It reads each lock once, under one LWLock: the
+ * entry's or, for a heavyweight lock, the partition's (I26).
  *
  * So the graph is not a snapshot.  The detector relies only on waits that it
  * saw twice, and on the places before those waits.  No process can begin to
  * block a waiter.  In dlock's queues, no request passes another.  In the lock
  * manager, a request passes a waiter only if the two do not conflict, or if
- * its process already holds a lock that blocks the waiter.
+ * the request's process already holds a lock that blocks the waiter.
  *
- * proc->waitLock changes under its partition's lock.  The search reads it
+ * proc->waitLock changes under the partition's lock.  Searches read waitLock
  * without a lock to find the partition, and again under the partition's lock.
  * The first read may follow a stale pointer.  That is safe, because a recycled
  * LOCK stays mapped and is still a LOCK.  Fast-path locks need no search: a
- * waiter moves those that block it to the main table.
+ * waiter moves blocking fast-path locks to the main table.
  *
- * After a lease's ticket has ended, it keeps its place until the worker has
- * removed its row, so waiters for its lock wait for the worker.  If a process
- * locks a table of leases, the worker polls ("blocked_on" of the space).  The
+ * After a lease's ticket has ended, its place stays until the worker removes
+ * the row.  So waiters for the lock wait for the worker.  If a process locks a
+ * table of leases, the worker polls, and sets "blocked_on" of the space.  The
  * graph shows the worker at the end of the queue for that table.
  *
  *-------------------------------------------------------------------------
@@ -41,7 +41,7 @@ StaticAssertDecl(DLOCK_SLOTS < MAX_LOCKMODES, "modes are bits of a LOCKMASK");
 	(LOCKBIT_ON(DLOCK_EXCLUSIVE) | LOCKBIT_ON(DLOCK_SHARED) | \
 	 LOCKBIT_ON(DLOCK_SLOTS))
 
-/* Read a backend's wait in dlock.  Returns false if it does not wait. */
+/* Read a backend's wait in dlock.  Returns false if there is none. */
 bool
 dlock_graph_read_wait(int procno, DlockWait *wait)
 {
@@ -110,7 +110,7 @@ find_vertex(DlockGraph *graph, int procno, int pid)
 	return graph->vertex_of[procno];
 }
 
-/* A vertex that is not a session */
+/* A vertex that is not a process */
 typedef struct OtherVertex
 {
 	int64		key;			/* hash key, must be first: a lease's number,
@@ -152,8 +152,8 @@ add_wait(DlockGraph *graph, int n, DlockGraphRef at, int procno, uint64 id)
 }
 
 /*
- * Collect the owners of the places before a waiter's place.  For a later
- * waiter of the same lock, the next call continues from there.
+ * Collect the owners of the places before a waiter's place.  A call for a
+ * later waiter of the lock continues where the latest call ended.
  */
 static void
 expand(DlockGraph *graph, DlockGraphRef at)
@@ -193,7 +193,7 @@ static void
 fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 		   const DlockMember *member)
 {
-	/* a lease's ticket has no owner, because its lease can run out */
+	/* a lease's ticket has no owner, because the lease can run out */
 	bool		has_owner = member->session != 0 &&
 		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
 		member->session;
@@ -248,7 +248,7 @@ find_lock(DlockGraph *graph, const DlockKey *key)
 	return l;
 }
 
-/* Returns a waiting ticket's place in a lock, or -1 if it no longer waits. */
+/* Returns a waiting ticket's place in a lock, or -1 if the wait is over. */
 static int
 find_waiting_place(const DlockGraphLock *lock, int64 number)
 {
@@ -282,7 +282,7 @@ collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 
 /* Heavyweight locks */
 
-/* Fill a place, whose owner is the group's leader, if that is a backend. */
+/* Fill a place.  The owner is the group's leader, if that is a backend. */
 static DlockGraphPlace *
 fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder, LOCKMASK modes)
 {
@@ -301,8 +301,8 @@ fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder, LOCKMASK modes)
 }
 
 /*
- * Copy a lock's holders and queue, and note where each process waits.  The
- * caller holds the partition's lock.
+ * Copy a lock's holders and queue, and note each waiter's place.  The caller
+ * holds the partition's lock.
  */
 static void
 copy_heavy_places(DlockGraph *graph, int l, LOCK *lock)
@@ -331,7 +331,7 @@ copy_heavy_places(DlockGraph *graph, int l, LOCK *lock)
 	}
 }
 
-/* Find a heavyweight lock, if in use.  The caller has locked its partition. */
+/* Find a lock in use, else return NULL.  The caller locked the partition. */
 static LOCK *
 find_heavy_lock(const LOCKTAG *tag, int partition)
 {
@@ -351,7 +351,7 @@ find_heavy_lock(const LOCKTAG *tag, int partition)
 
 /*
  * Read the heavyweight lock with this tag.  The copy is empty if the lock is
- * not in use, or if "waiter" is not NULL and does not wait for it any more.
+ * not in use, or if the process "waiter" (unless NULL) no longer waits for it.
  */
 static int
 read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
@@ -401,7 +401,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
 		DlockGraphRef at;
 
-		/* if the worker polls, read_lock_of_worker() has entered its wait */
+		/* read_lock_of_worker() has entered the wait of a polling worker */
 		if (awaited == NULL && i != graph->worker)
 			continue;
 		if (graph->heavy[i].lock < 0 && awaited != NULL)
@@ -416,7 +416,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 
 /*
  * Link waiting parallel workers to their leaders.  This takes no lock, so a
- * link can be out of date: collect_heavy_waits() compares the place's owner.
+ * link can be out of date, and collect_heavy_waits() checks the place's owner.
  */
 static void
 link_groups(DlockGraph *graph)
@@ -437,9 +437,9 @@ link_groups(DlockGraph *graph)
 }
 
 /*
- * Read the lock of the table that blocks the worker.  Enter the worker at the
- * end of that lock's queue, unless it is in the queue.  This is done first, so
- * that the graph does not get this lock twice.
+ * Read the heavyweight lock on the table that the worker cannot lock.  Enter
+ * the worker at the end of the queue, unless it is there already.  Call this
+ * first: otherwise the graph could get the lock twice.
  */
 static void
 read_lock_of_worker(DlockGraph *graph)
@@ -484,7 +484,7 @@ make_index(Size size)
 	return memset(palloc(size), -1, size);
 }
 
-/* Make a graph, which is empty except for a lock that blocks the worker. */
+/* Make a graph that is empty except for a lock that blocks the worker. */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {
@@ -507,7 +507,7 @@ make_graph(DlockSpace *space)
 
 /*
  * Returns the PID of the space's worker if it cannot lock a table, or else 0.
- * Sets *pids and *count to the PIDs of the processes that block the worker.
+ * Sets *pids to the *count PIDs of the processes that block the worker.
  */
 int
 dlock_graph_blocked_worker(DlockSpace *space, Datum **pids, int *count)
@@ -543,8 +543,8 @@ take_place(DlockGraph *graph, int n, int l, int p)
 }
 
 /*
- * Enter a lock's holders.  A holder also blocks all requests behind the first
- * request that it blocks, so the places in the queue need no vertex.
+ * Enter a lock's holders.  If a holder blocks a request, it also blocks all
+ * requests behind that request.  So the places in the queue need no vertex.
  *
  * If no ticket holds the lock, the worker must still remove the last holder's
  * row, and counts as the holder.  But if the first request is for more permits

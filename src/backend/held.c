@@ -3,9 +3,9 @@
  * held.c
  *	  The tickets that this backend holds or waits with.
  *
- * Each ticket of this backend has a DlockHeld from when it joins a lock until
- * the backend forgets it.  A DlockHeld counts the acquires of the session and
- * of the transaction: the ticket ends when both are zero.  All memory is
+ * Each ticket of this backend has a DlockHeld, from joining a lock until the
+ * backend forgets the ticket.  A DlockHeld counts the acquires of the session
+ * and of the transaction: the ticket ends when both are zero.  All memory is
  * allocated before the shared state changes, so nothing fails later (I10).
  *
  * A session can have many tickets under one name: permits, or enqueued
@@ -32,7 +32,7 @@ static int	num_held = 0;
 static HTAB *names = NULL;
 static dlist_head names_in_use = DLIST_STATIC_INIT(names_in_use);
 
-/* Number of this backend's watches, which count towards its limit, too */
+/* Number of watches, which count towards dlock.max_locks_per_session, too */
 int			dlock_held_watches = 0;
 
 /* DlockBackend.lost at the last look at all tickets */
@@ -119,7 +119,7 @@ count_ticket(DlockHeld *held, int sign)
 		name->exclusive += sign;
 }
 
-/* Count as shared a ticket that was exclusive. */
+/* Correct the counts after an exclusive ticket has become shared. */
 void
 dlock_held_count_shared(DlockHeld *held)
 {
@@ -147,7 +147,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Find tickets that other processes ended: they set the state, then "lost". */
+/* Notice tickets that others ended: a process sets "lost" after the state. */
 static void
 notice_losses(void)
 {
@@ -168,7 +168,7 @@ notice_losses(void)
 	lost_seen = lost;
 }
 
-/* Move a name's tickets that others have granted or ended (I10). */
+/* Move those of a name's tickets that others have granted or ended (I10). */
 static void
 catch_up(DlockHeldName *name)
 {
@@ -220,7 +220,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 		move_ticket(held, granted_place(held));
 }
 
-/* Make a name the latest.  Removes the previous latest if it has no ticket. */
+/* Make a name the latest.  Removes the one before, if that has no ticket. */
 static void
 set_latest_name(DlockHeldName *name)
 {
@@ -322,15 +322,15 @@ prepare_number(void)
 }
 
 /*
- * End and forget a ticket if it has no acquires left.  If others have ended
- * the ticket, it stays until the session has released each of its acquires.
+ * End and forget a ticket if no acquires are left.  If others have ended the
+ * ticket, it stays until the session has released each acquire.
  */
 void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
 		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
-	/* if a lease has adopted the ticket, it no longer needs this session */
+	/* an adopted ticket belongs to its lease, no longer to this session */
 	if ((dlock_held_is_gone(held) || held->ticket->session == 0) &&
 		held->session_depth == 0 && held->marks == 0)
 		dlock_held_forget(held);
@@ -338,19 +338,19 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* Returns a name's entry, or NULL if this backend has no ticket under it. */
+/* Returns a name's entry, or NULL if this backend has no ticket there. */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
 	DlockHeldName *name = latest_name;
 
-	/* usually, this is the latest name, and needs no search */
+	/* usually, the latest name is asked for, and no search is needed */
 	if (name == NULL || !dlock_key_equal(&name->key, key))
 		name = hash_search(names, key, HASH_FIND, NULL);
 	return name && name->count > 0 ? name : NULL;
 }
 
-/* Returns the latest name's entry, if it has this name.  Needs no key. */
+/* Returns the latest entry if it has this name, or NULL.  Needs no key. */
 DlockHeldName *
 dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 {
@@ -369,8 +369,8 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 }
 
 /*
- * Returns the latest granted ticket under a name, or NULL if it has slots.
- * Of a session's live tickets under one name, all have slots or none has.
+ * Returns the latest granted ticket under a name; NULL if there is none, or if
+ * it has slots.  In a session, all live tickets of a name have slots or none.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
@@ -386,7 +386,7 @@ dlock_held_find_reentrant(DlockHeldName *name)
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
-/* Returns the latest hold of session scope, else a lost one with acquires. */
+/* Returns the latest session-scoped hold, else a lost one with acquires. */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
 {
@@ -450,8 +450,8 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
  * that the request has no ticket yet.  Then only the counts are checked, which
  * may be too high, never too low.
  *
- * This looks up the slots that were set only if the request's own slots do not
- * admit it.  So if fewer slots are set, the answer may be a wrong false.  If a
+ * Only if the request's own slots do not admit it, this looks up whether slots
+ * are set.  So if fewer slots are set, the answer may be a wrong false.  If a
  * request is for more permits than the lock has slots, it waits for more slots
  * to be set, not for a ticket.
  */
@@ -482,7 +482,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Have we a ticket, other than "except", in a lock with a queue? */
+/* Have we a ticket, other than number "except", in a lock with a queue? */
 bool
 dlock_held_blocks_others(int64 except)
 {
@@ -504,7 +504,7 @@ dlock_held_blocks_others(int64 except)
 	return false;
 }
 
-/* Raise 53200 if the session has reached its limit. */
+/* Raise 53200 if the session has reached its limit of locks. */
 void
 dlock_held_check_room(void)
 {
@@ -542,7 +542,7 @@ dlock_held_prepare(const DlockKey *key)
 	set_latest_name(name);
 }
 
-/* Enter a joined ticket, with no acquire counted yet.  Cannot fail. */
+/* Enter a ticket that has joined a lock, with no acquires.  Cannot fail. */
 DlockHeld *
 dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 {
