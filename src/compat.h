@@ -24,7 +24,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
-/* 16: varlena macros got a header, which 19's other headers do not include */
+/* 16: varatt.h is new; from 19 on, no other header includes it */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
@@ -54,7 +54,7 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 
 /*
  * Subscribers with "origin = none" (from 16 on) do not get what this process
- * writes.  Each commit then has the given time as origin time.
+ * writes.  The given time becomes the origin time of each commit.
  *
  * 19: the variables became members of a structure
  */
@@ -150,8 +150,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Has this transaction given a relation a new file?  True even if a rollback
- * to a savepoint has undone a later file.
+ * Has this transaction given a relation a new file?  Still true if a rollback
+ * to a savepoint has undone a later change of the file.
  *
  * 16: relfilenodes became relfilenumbers and locators
  */
@@ -175,8 +175,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Returns the element after a link in a list of the lock manager, or the first
- * if the link is NULL; NULL at the end.  The caller has locked the partition.
+ * Returns the element after the given link of a lock manager's list, or NULL
+ * after the last.  Given NULL, returns the first.  The partition is locked.
  */
 static inline void *
 compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)

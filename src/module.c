@@ -40,8 +40,8 @@ static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
 /*
  * If the transaction has lost a guarded lock, all statements except those of
- * transaction control fail.  Do not read "pstmt" after it has run: if it is a
- * CALL by the extended protocol, a ROLLBACK in the procedure frees it.
+ * transaction control fail.  Do not read "pstmt" after its execution: in a
+ * procedure that the extended protocol has called, a ROLLBACK frees "pstmt".
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * account.c
- *	  Memory counted to each role, the role's limit, and errors at the limit.
+ *	  Memory counted for each role, the role's limit, and errors at the limit.
  *
  * A role has one account for all databases.  Each object names the role that
  * it counts for, so any process can free it, even after the role was dropped.
@@ -10,7 +10,7 @@
  * all backends would contend for one cache line.  So an account can be wrong
  * by one step for each backend.
  *
- * An account that is 0 and not open in any backend is removed (I30).  Memory
+ * An account is removed if it is 0 and no backend has it open (I30).  Memory
  * is counted before others can free it, and subtracted after it is freed.  So
  * an error can leave too much counted, never too little.
  *
@@ -31,7 +31,7 @@
 /* A role or session user below 1/LITTLE of the limit "has little". */
 #define LITTLE		64
 
-/* The memory that is counted to no role may reach 1/NOBODYS of the limit. */
+/* Memory that counts for no role may reach 1/NOBODYS of the limit. */
 #define NOBODYS		16
 
 /* GUC, in percent of dlock_memory_limit() */
@@ -92,7 +92,7 @@ find_closed_account(void)
 	return account;
 }
 
-/* With "make", can raise 53200.  Otherwise the role must have an account. */
+/* If "make" is set, can raise 53200; if not, the account must exist. */
 static Account *
 open_account(Oid role, bool make)
 {
@@ -205,10 +205,10 @@ dlock_memory_suffices(Oid role)
 }
 
 /*
- * Is there memory for a sketch (contention.c)?  Sketches are counted to no
- * role and outlive the sessions that need them, so together they have a small
- * share.  Half of this share is kept for the first names of each space.  The
- * last eighth of the memory is never used for sketches.  Raises 53200.
+ * Is there memory for a sketch (contention.c)?  Sketches count for no role and
+ * outlive the sessions that need them, so together they have a small share.
+ * Half of this share is kept for the first names of each space.  The last
+ * eighth of the memory is never used for sketches.  Raises 53200.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -257,8 +257,8 @@ raise_role_limit(Account *account, int64 limit)
 }
 
 /*
- * The memory of a session user through all roles: its own account, the
- * accounts that it sponsors, and the given one.
+ * The memory that a session user takes, as any role: its own account, the
+ * accounts that it sponsors, and the given account.
  */
 static int64
 memory_of_session_user(Account *account)

@@ -8,10 +8,10 @@
  * if the sender fails or dies, the next attempt sends it, perhaps again.
  *
  * An announcement is armed once the transaction that made it has committed and
- * its LISTEN is in effect.  Otherwise it could be sent before the session
- * listens.  Until then the transaction claims it, and no other transaction
- * arms it.  A rollback undoes the LISTEN but not the ticket.  Then the
- * announcement is armed only after a later call has claimed it.
+ * the LISTEN is in effect.  Otherwise it could be sent before the session
+ * listens.  Before the commit, the transaction claims the announcement, and no
+ * other transaction arms it.  A rollback undoes the LISTEN but not the ticket.
+ * Then the announcement is armed only after a later call has claimed it.
  *
  *-------------------------------------------------------------------------
  */
@@ -99,8 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count an announcement, so that the worker stays.  An announcement that a
- * failed request leaves on the spare ticket is not counted.
+ * Count a ticket's announcement, so that the worker stays.  Not called for the
+ * spare ticket, on which a failed request can leave an announcement.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -121,8 +121,8 @@ dlock_announcement_release(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Exchange a ticket's announcement, or remove it, and free the old one.  With
- * "keep", an old one in the outbox is freed after it is sent.  Raises nothing.
+ * Exchange or remove a ticket's announcement, and free the old one.  If "keep"
+ * is set, an old one in the outbox is freed after it is sent.  Raises nothing.
  */
 void
 dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
@@ -231,7 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/* A ticket's announcement if this session has this claim (0: any); or NULL */
+/* The announcement on which this session has this claim (0: any), or NULL */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {
@@ -268,7 +268,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim an announcement that a rollback left unarmed; 0 if there is none */
+/* Claim the announcement if a rollback left it unarmed; else returns 0 */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {

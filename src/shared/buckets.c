@@ -3,8 +3,8 @@
  * buckets.c
  *	  Buckets of hash tables that grow by one bucket at a time.
  *
- * A table has partitions, each with a lock and buckets.  An insertion that
- * finds as many entries as buckets divides one bucket (linear hashing).  So
+ * A table has partitions, each with a lock and buckets.  If there are as many
+ * entries as buckets, an insertion divides one bucket (linear hashing).  So
  * its cost does not depend on the number of entries.
  *
  * The first buckets are in the partition, the others in segments.  A segment

@@ -86,7 +86,7 @@ dlock_relation(DlockSpace *space, const char *name)
 	return relation;
 }
 
-/* Raises 55L01 if the extension was dropped while this waited for the lock. */
+/* Raises 55L01 if the extension is dropped during the wait for the lock. */
 Relation
 dlock_open_relation(DlockSpace *space, const char *name, LOCKMODE mode)
 {
@@ -166,7 +166,7 @@ find_setting(Datum config, const char *name)
 	return result;
 }
 
-/* A role's setting by ALTER ROLE, in this database or else in all; or NULL */
+/* A role's setting by ALTER ROLE, for this database, else for all; or NULL */
 char *
 dlock_role_setting(Oid role, const char *name)
 {

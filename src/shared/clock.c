@@ -12,9 +12,9 @@
 #include "shared/inner.h"
 
 /*
- * Microseconds that never go back, and advance while the machine sleeps.
- * Otherwise a server that wakes up would honour leases that ran out elsewhere.
- * Without CLOCK_BOOTTIME the machine must not sleep.
+ * A time in microseconds, which never goes back.  It advances even while the
+ * machine sleeps.  Otherwise, after a sleep, a server would honour leases that
+ * ran out elsewhere.  Without CLOCK_BOOTTIME the machine must not sleep.
  */
 uint64
 dlock_monotonic_now(void)

@@ -10,12 +10,12 @@
  * inherits this weight.  So each name with more than 1/n of the total weight
  * has an entry.  n is DLOCK_CONTENDED_NAMES, or less if memory is short.
  *
- * The counters that the view shows begin at 0 when a name gets its entry, so
- * they are never too great.
+ * The view's counters begin at 0 when a name gets its entry, so they are never
+ * too great.
  *
  * A search scans all hashes, and a replacement scans all weights.  Both take
- * some microseconds at most.  The sketch's lock protects all; nothing is
- * allocated under it.
+ * some microseconds at most.  The sketch's lock protects all, and nothing is
+ * allocated under this lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -175,7 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/* Give a name an entry, with index *e; returns NULL if there is no chunk. */
+/* Give a name an entry, and set *e; returns NULL if there is no chunk. */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {

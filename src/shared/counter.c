@@ -3,9 +3,9 @@
  * counter.c
  *	  Counters for dlock_stats and dlock_wait_histogram.
  *
- * A backend counts without a lock for the one space that its DlockBackend
- * names.  For other spaces, it adds to the shared totals at once.  Only the
- * backend writes its counts, so a reset just notes their sum.
+ * For the space that its DlockBackend names, a backend counts without a lock.
+ * For other spaces, it adds to the shared totals at once.  Only the backend
+ * itself writes its counts, so a reset just notes the sum.
  *
  *-------------------------------------------------------------------------
  */

@@ -190,8 +190,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * Returns a ticket with this request's hash if the callback accepts it, with a
- * new reference; or NULL.  The callback is called with the partition locked.
+ * Find a ticket that has this request's hash and that the callback accepts.
+ * Returns it with a new reference, or NULL.  Callbacks run under the lock.
  */
 DlockLeaseTicket *
 dlock_request_find(const DlockLeaseTicket *wanted,

@@ -12,7 +12,7 @@
 
 #include "shared/shared.h"
 
-/* A list's lock, named at its declaration, protects its links, too. */
+/* The lock named where a list is declared protects the list's links, too. */
 
 static inline void
 dlock_list_init(DlockList *list)
@@ -152,7 +152,7 @@ extern void dlock_count_for(DlockSpace *space);
 extern void dlock_count_elsewhere(const DlockTicket *ticket,
 								  DlockCounter counter, int64 amount);
 
-/* Count for a ticket's space, which is in use.  "amount" may be below 0. */
+/* Count for a ticket's space, which is in use.  Amounts may be below 0. */
 static inline void
 dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 				   int64 amount)

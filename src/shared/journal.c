@@ -10,7 +10,7 @@
  * After the commit that removes the old holder's row, the worker hands on the
  * lock (lease_end.c).  The next holder's row comes later in the WAL, so no
  * prefix of the WAL has two holders.  A session's ticket has no row, so the
- * session learns of its grant only after that removal is flushed (I15).
+ * session learns of its grant only after the removal is flushed (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -79,7 +79,7 @@ dlock_journal_flush(XLogRecPtr removed)
 
 /*
  * Flush the removal of a lock's previous holder.  Must be called before a
- * process reports a grant; the functions of queue_view.c do so themselves.
+ * process reports a grant; the functions of queue_view.c call it themselves.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)

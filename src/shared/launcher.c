@@ -44,9 +44,9 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Leave an office; returns false if this process does not hold it.  The caller
- * must then look for work, because a process that posted work may have found
- * the office still held.  Raises nothing.
+ * Leave an office; returns false if this process does not hold it.  After a
+ * success, the caller must look for work: a process that posted work may have
+ * found the office still held.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
@@ -140,8 +140,8 @@ dlock_sender_wake(DlockSpace *space)
 }
 
 /*
- * Is another process of the space's database attached and, with "waits", also
- * waiting for a lock?
+ * Is another process of the space's database attached?  If "waits" is set,
+ * the process must also wait for a lock.
  */
 bool
 dlock_worker_has_company(DlockSpace *space, bool waits)
@@ -168,9 +168,9 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 }
 
 /*
- * Each call of a session calls this.  If there is no worker, start one if
- * there is work, a lease may be due, or events may have to be announced.
- * A session that "waits" has published its wait; any lease is a reason (I20).
+ * Each call of a session calls this.  If no worker exists, start one when
+ * there is work, a lease may be due, or events may have to be announced.  If
+ * "waits" is set, the wait is published, and any lease is a reason (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

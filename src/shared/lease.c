@@ -3,12 +3,12 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in its space's list while it is open, and after that until the
- * removal of its row, if it has one, is in the WAL.
+ * A lease is in its space's list while it is open.  If a row was written for
+ * it, the lease then stays there until the removal of the row is in the WAL.
  *
  * The deadline alone tells whether a lease is open (I13).  Renewals move it
  * without a lock.  If a lease runs out, its deadline becomes DLOCK_RAN_OUT
- * before a process reports that, and later 0.  A close makes the deadline 0.
+ * before a process reports this, and becomes 0 later.  A close sets 0 at once.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,7 +36,7 @@ honoured_for(const DlockLease *lease)
 		ttl : ttl + ttl / 4;
 }
 
-/* When was the latest acknowledged heartbeat sent that counts for a lease? */
+/* The time at which a lease's latest acknowledged heartbeat was sent */
 uint64
 dlock_lease_confirmed_at(DlockLease *lease)
 {
@@ -72,8 +72,8 @@ quorum_deadline(DlockLease *lease)
 
 /*
  * When a lease runs out, in monotonic microseconds; 0: it is gone (I13).
- * *deadline becomes the deadline that was read.  Without "at_standbys", this
- * ignores standbys, and a signal handler can call it.
+ * Sets *deadline to the deadline that was read.  If "at_standbys" is false,
+ * standbys are ignored, and a signal handler can call this.
  */
 static uint64
 look(DlockLease *lease, bool at_standbys, uint64 *deadline)
@@ -343,7 +343,7 @@ dlock_lease_enter(DlockLease *lease)
 }
 
 /*
- * Make a lease that is not in the table of numbers yet, and begin a use by the
+ * Make a lease, still outside the table of numbers, and begin a use by the
  * caller.  The role's name (NULL: the current user's) is stored after "size"
  * bytes.  Does not check the memory limit.
  */
@@ -402,8 +402,8 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 }
 
 /*
- * Raise 42501 if the current user may not use a lease.  The role's OID must
- * still have the stored name: after a restore, another role can have the OID.
+ * Raise 42501 if the current user may not use a lease.  The lease's role must
+ * still have the stored name: after a restore, its OID can be another role's.
  */
 void
 dlock_lease_check_rights(const DlockLease *lease)
@@ -460,7 +460,7 @@ raise_unconfirmed(const DlockLease *lease)
  * Make sure that a renewal can promise a full ttl from "start" (I21).  If
  * standbys count, wait for their answer, for at most a quarter of the ttl and
  * at most MAX_RENEW_MS.  First move the deadline, so that the lease does not
- * run out during the wait.  Returns false if the lease was gone before that.
+ * run out during the wait.  Returns false if the lease was gone already.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -503,7 +503,7 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	return result;
 }
 
-/* Exchange a lease's info; returns false if it is gone.  Raises nothing. */
+/* Exchange the info; returns false if the lease is gone.  Raises nothing. */
 bool
 dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 {
@@ -522,7 +522,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start a lease's ttl; returns false if it runs, or the lease is gone. */
+/* Start a lease's ttl; returns false if the ttl runs or the lease is gone. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {

@@ -151,8 +151,8 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 
 /*
  * A session drops the ticket that it made.  If no lease has adopted the
- * ticket, it is GONE.  Then wake the calls of the same request that wait for
- * a change of the ticket, and drop the lock's reference.
+ * ticket, it is GONE.  Then wake the other calls for the same request, which
+ * wait for a change of the ticket, and drop the lock's reference.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
@@ -224,7 +224,7 @@ dlock_lease_withdraw(DlockLease *lease)
 	(void) dlock_lease_settle(space, &lease->record);
 }
 
-/* Close a lease; returns how many tickets this ended, -1 if it was gone. */
+/* Close a lease; returns how many tickets this ended, or -1 if it was gone. */
 int64
 dlock_lease_release(DlockSpace *space, int64 number)
 {
@@ -300,7 +300,7 @@ end_lease_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 
 /*
  * End a lease or, if it is over, its delay, without a check of rights.
- * Returns how many tickets this released, -1 if there was nothing to end.
+ * Returns how many tickets this released, or -1 if there was nothing to end.
  */
 int64
 dlock_lease_force(DlockSpace *space, int64 number, bool *was_open)
@@ -347,9 +347,9 @@ dlock_lease_end_all(DlockSpace *space)
 
 /*
  * For the worker: end a lease if it is due, and its delay if that is over.
- * Complete an end that another process has begun.  Returns when to look again,
- * in monotonic microseconds: 0 for never, now if "until" came first.  If the
- * caller must log that the lease ran out, *expiry describes the lease;
+ * Complete an end that another process has begun.  Returns the monotonic time
+ * of the next look: 0 for never, the current time if "until" came first.  If
+ * the caller must log that the lease ran out, *expiry describes the lease;
  * otherwise expiry->lease is 0.
  */
 uint64

@@ -17,7 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Does the delay of a ticket's lease close the lock, or will it (I16)? */
+/* Does the delay of a ticket's lease close the lock, now or soon (I16)? */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
@@ -102,7 +102,7 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 	return found;
 }
 
-/* List a ticket in its lease, after its state was set. */
+/* List a ticket in its lease, after the ticket's state was set. */
 void
 dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 						bool closed)
@@ -199,7 +199,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 
 /*
  * A ticket becomes LEAVING or ENDING, or an ENDING one loses its last pin.
- * Returns true if the ticket has no row, so that it can leave at once (I15).
+ * Returns true if the ticket can leave at once, because it has no row (I15).
  */
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
@@ -211,7 +211,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 
 	dlock_lease_begin_change(space);
 	dlock_lease_be_over(lease, lease->single);
-	/* a delay does not keep a ticket that ended before its lease */
+	/* a delay keeps no ticket that ended before the lease did */
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	dlock_lease_ticket_unlist(lease, ticket);
 	dlock_ticket_set_state(&ticket->ticket, state);
@@ -254,7 +254,7 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 
 /*
  * Begin to give another call's ticket this announcement.  The ticket gets it
- * only once the row with the new channel is durable and the call cannot fail.
+ * only once the row with the new channel is durable and this call cannot fail.
  */
 void
 dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,

@@ -4,12 +4,12 @@
  *	  Another ttl or a higher durability for an open lease.
  *
  * Until a new ttl is durable, and if the call fails, the shorter of both ttls
- * counts.  The row has the new ttl at once.  So no server honours a lease
- * longer after a heartbeat than a standby's row says (I21).
+ * counts.  The row gets the new ttl at once.  So, after a heartbeat, no server
+ * honours a lease for longer than a standby's row says (I21).
  *
  * The deadline moves at once to now plus the new ttl.  A later deadline is
  * safe, because standbys' answers limit the lease's life, too.  The lease is
- * listed in "retimed" of the space, so that the worker checks it again.
+ * listed in the space's "retimed", so that the worker checks the lease again.
  *
  * A higher durability counts in memory at once, so that heartbeats are sent
  * even if the table is locked.  The durability never falls, because a caller
@@ -94,8 +94,8 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
  * relies on "record", which is the lease or its ticket, and waits for the row
  * afterwards.  Raises 53200, with nothing changed.
  *
- * If no standbys counted before, they count from now on.  If they counted at a
- * lower level, their answers at that level stay valid.
+ * If standbys did not count before, they count from now on.  If they counted
+ * at a lower level, their answers at that level stay valid.
  */
 void
 dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
@@ -153,8 +153,8 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 }
 
 /*
- * Complete a change of the ttl.  Its row was written after "start" and is
- * acknowledged.  Returns how many tickets the lease keeps, -1 if it is gone.
+ * Complete a change of the ttl.  The row was written after "start" and is
+ * acknowledged.  Returns how many tickets the lease keeps; -1 if it is gone.
  */
 int
 dlock_lease_finish_ttl(DlockLease *lease, uint64 start)

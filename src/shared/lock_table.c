@@ -3,10 +3,10 @@
  * lock_table.c
  *	  The table of locks: finding, locking and allocating entries.
  *
- * A partition's LWLock is the lock of all its entries.  A caller that finds an
- * entry holds that lock until it releases or removes the entry.  Only queue*.c
- * call this file to lock entries.  For the watched names of a partition,
- * watch.c takes the partition's lock itself.
+ * A partition's LWLock is the lock of all its entries.  The lock of an entry
+ * that was found is held until the entry is released or removed.  Only
+ * queue*.c call this file to lock entries.  For the watched names of a
+ * partition, watch.c takes the partition's lock itself.
  *
  * Why not dshash?  It would give each entry room for the longest name, and
  * allocate and free memory for each insertion and deletion.  At a resize, it
@@ -193,7 +193,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Make room for "more" numbers, and locks if with_locks.  Raises 53200. */
+/* Grow for "more" numbers, and locks if with_locks is set.  Raises 53200. */
 void
 dlock_tables_reserve(uint64 more, bool with_locks)
 {
@@ -279,9 +279,9 @@ dlock_lock_remove(DlockLock *lock)
 }
 
 /*
- * Walk through the locks of a space, with one partition locked at a time.
- * With "queued", return only locks with a queue, and skip partitions in which
- * the database has none.
+ * Begin a walk through the locks of a space, with one partition locked at a
+ * time.  If "queued" is set, it visits only locks with a queue, and skips
+ * partitions in which the database has no queue.
  */
 void
 dlock_lock_scan_begin(DlockLockScan *scan, const DlockSpaceKey *space,
@@ -363,7 +363,7 @@ prefetch_ahead(const DlockLockScan *scan)
 	}
 }
 
-/* Take the first entry from the ring, and add the next of the same bucket. */
+/* Take the first entry from the ring, and add the next one in its bucket. */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {

@@ -101,7 +101,7 @@ find_number(const DlockList *list, int64 number)
 typedef struct DlockWakeups
 {
 	DlockSpace *space;			/* whose worker to wake */
-	DlockLeaseTicket *heir;		/* whose session to wake; holds a reference */
+	DlockLeaseTicket *heir;		/* whose session to wake; with a reference */
 	DlockSpace *outbox;			/* whose sender to wake */
 	int			count;
 	int			procnos[8];

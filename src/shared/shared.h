@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * shared.h
- *	  What sessions and background processes both touch, under locks.
+ *	  Functions on state that sessions and background processes share.
  *
  * Other rooms of src (see src/README) include only this header of shared/.
  *
@@ -24,7 +24,7 @@ extern int	dlock_max_memory;	/* kilobytes */
 
 /*
  * Bounds of dlock.max_memory.  In a smaller area, pieces of some sizes can
- * leave no room for others.  DSA cannot address a larger area.
+ * leave no room for pieces of other sizes.  DSA cannot address a larger area.
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -33,10 +33,7 @@ extern DlockControl *dlock_control;
 extern dsa_area *dlock_area;
 extern char *dlock_area_start;
 
-/*
- * The memory that all locks and tickets may take, in bytes.  A quarter of the
- * area is left to hash tables and DSA.
- */
+/* Bytes that locks and tickets may take; hash tables and DSA have the rest */
 static inline int64
 dlock_memory_limit(void)
 {
@@ -61,7 +58,7 @@ dlock_pointer(const void *object)
 	return (dsa_pointer) ((const char *) object - dlock_area_start);
 }
 
-/* A terminated string; NULL if the pointer is invalid */
+/* The terminated string at a pointer, or NULL if the pointer is invalid */
 static inline const char *
 dlock_text_at(dsa_pointer text)
 {
@@ -220,9 +217,9 @@ typedef struct DlockExpiry
 	int64		renewed;		/* microseconds ago */
 	int64		unconfirmed;	/* microseconds since the latest acknowledged
 								 * heartbeat; 0: standbys do not count */
-	int			attached_pid;	/* of the session it is attached to; 0: none */
-	bool		session_ended;	/* that session has ended */
-	uint32		held;			/* tickets that hold; the first are below */
+	int			attached_pid;	/* PID of the lease's session; 0: none */
+	bool		session_ended;	/* the lease's session has ended */
+	uint32		held;			/* tickets that hold; some are listed below */
 	uint32		waiting;
 	int			num_tickets;
 	struct
@@ -265,10 +262,10 @@ typedef struct DlockJoined
 	DlockJoin	outcome;
 	int32		slots;			/* of the lock, if MISMATCH */
 	DlockLock  *lock;			/* see dlock_queue_leave() */
-	DlockLeaseTicket *existing; /* if EXISTS; in use by the caller */
+	DlockLeaseTicket *existing; /* if EXISTS; a use has begun */
 } DlockJoined;
 
-/* A ticket, for the views; the rows of a lock follow each other */
+/* A ticket, for the views; the rows of one lock are consecutive */
 typedef struct DlockRow
 {
 	struct DlockRow *next;
@@ -277,7 +274,7 @@ typedef struct DlockRow
 	int32		slots;
 	int32		permits;
 	uint32		position;		/* in the queue; 0: among the holders */
-	bool		granted;		/* holds; a holder that has ended does not */
+	bool		granted;		/* a holder that has not ended */
 	DlockScope	scope;
 	uint32		session_depth;
 	uint32		xact_depth;
@@ -314,14 +311,14 @@ typedef struct DlockMember
 	int			procno;
 	int			pid;
 	DlockMode	mode;
-	int32		slots;			/* as requested, or as set */
+	int32		slots;			/* set for the lock, else as requested */
 	int32		permits;
 	Oid			role;
 	TimestampTz enqueued_at;
 	bool		granted;
 	bool		leaves;			/* has ended; leaves once its row is removed */
-	bool		counts;			/* holds, waits, or a pin or delay keeps it */
-	bool		closed;			/* keeps the lock closed, by a delay */
+	bool		counts;			/* holds, waits, or stays by a pin or delay */
+	bool		closed;			/* its lease's delay keeps the lock closed */
 } DlockMember;
 
 extern DlockJoined dlock_queue_join(DlockSpace *space,
@@ -357,7 +354,7 @@ typedef struct DlockForced
 {
 	DlockKey	key;
 	bool		held;
-	bool		waited;			/* if neither is set, it had ended */
+	bool		waited;			/* if neither is set, the ticket had ended */
 	int			pid;			/* of its session; 0: a lease has the ticket */
 	Oid			role;			/* of the ticket */
 	DlockLeaseName lease;
@@ -374,7 +371,7 @@ extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(DlockSpace *space, const DlockKey *key,
 								 int64 number);
 
-/* Is a lock held, for watchers? */
+/* A lock's state, for watchers */
 typedef enum DlockHolding
 {
 	DLOCK_HELD_BY_NOBODY,
@@ -476,7 +473,10 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 
-/* The lease after "lease" (NULL: the first); or NULL.  Needs lease_lock. */
+/*
+ * Returns the lease after the given one, or NULL after the last.  Given NULL,
+ * returns the first lease.  Needs lease_lock.
+ */
 static inline DlockLease *
 dlock_lease_next(const DlockSpace *space, const DlockLease *lease)
 {
@@ -541,7 +541,7 @@ extern void dlock_lease_abandon(DlockSpace *space);
 
 /* lease_ticket.c */
 
-/* The ticket with this link in a list of its lease; or NULL */
+/* The ticket whose in_lease is at "link", or NULL if "link" is invalid */
 static inline DlockLeaseTicket *
 dlock_ticket_in_lease(dsa_pointer link)
 {
@@ -562,7 +562,7 @@ dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
 	return dlock_lease_is_open(dlock_lease_of(ticket));
 }
 
-/* The lease that a record is or belongs to */
+/* The lease that has this record, or whose ticket has the record */
 static inline DlockLease *
 dlock_record_lease_of(DlockRecord *record)
 {
@@ -613,9 +613,9 @@ extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
 											 const DlockKey *key);
 
 /*
- * Where the latest removal of a row of this lock's holders ends in the WAL, or
- * a later position; 0 if there was no removal.  A process that sees a grant
- * also sees the removals noted before the grant.
+ * The WAL position after the latest removal of a row of this lock's holders,
+ * or a later one; 0 only if there was none.  A process that sees a grant also
+ * sees the removals noted before the grant.
  */
 static inline XLogRecPtr
 dlock_journal_removal(DlockSpace *space, const DlockKey *key)
@@ -653,14 +653,14 @@ extern uint64 dlock_announcement_claim(DlockTicket *ticket);
 extern uint64 dlock_announcement_my_claim(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 
-/* An announcement, copied out of the outbox */
+/* Copy of an announcement in the outbox */
 typedef struct DlockMessage
 {
 	int64		number;
 	uint32		events;
 	char		channel[NAMEDATALEN];
-	char		name[6 * DLOCK_MAX_NAME + 3];	/* quoted; a byte takes
-												 * up to \uXXXX */
+	char		name[6 * DLOCK_MAX_NAME + 3];	/* quoted; a byte can
+												 * become \uXXXX */
 } DlockMessage;
 
 extern int	dlock_outbox_copy(DlockSpace *space, DlockMessage *messages,
@@ -675,7 +675,7 @@ typedef struct DlockTelling
 	DlockWatched *watched;
 	uint64		change;			/* value of "changes" when the telling began */
 	uint64		number;			/* of the latest dlock_watch_copy() */
-	int			count;			/* watches copied by it */
+	int			count;			/* watches that this call copied */
 } DlockTelling;
 
 /* A watch to be told */

@@ -24,8 +24,8 @@
  *	  DlockWatch		one per watched name, session and channel
  *
  * The entry of a lock is its DlockLock.  "The lock entry's lock" is the LWLock
- * of the entry's partition; it protects the entry, and all links and states of
- * its tickets.  src/README has the lock order and the invariants, I1 to I30.
+ * of the entry's partition.  It protects the entry, and all links and states
+ * of its tickets.  For the lock order and for I1 to I30, see src/README.
  *
  *-------------------------------------------------------------------------
  */
@@ -78,7 +78,7 @@ typedef enum DlockState
 /* A doubly linked list of links in the area */
 typedef struct DlockLink
 {
-	dsa_pointer prev;			/* both are protected as their list is */
+	dsa_pointer prev;			/* the list's lock protects both links */
 	dsa_pointer next;
 } DlockLink;
 
@@ -108,8 +108,8 @@ typedef struct DlockAnnouncement
 	bool		in_outbox;		/* in the outbox: armed, with events (I28) */
 	bool		orphaned;		/* no ticket owns it; it is freed once sent */
 	int64		number;			/* of the ticket */
-	bool		granted;		/* its grant is in "events", or was sent */
-	bool		wanted;			/* another ticket waits; told if "granted" */
+	bool		granted;		/* the grant is in "events", or was sent */
+	bool		wanted;			/* another ticket waits; sent if "granted" */
 
 	/* set once, before another process can free the announcement */
 	bool		counted;		/* counted in DlockSpace.announced */
@@ -134,11 +134,11 @@ typedef struct DlockTicket
 	int			procno;
 	int			pid;
 	Oid			role;			/* of the requester or the lease; the ticket's
-								 * memory counts for it */
+								 * memory counts for this role */
 	uint8		scope;			/* DlockScope of the first request */
 	uint8		mode;			/* DlockMode; can become shared, under the
 								 * lock entry's lock */
-	bool		wanted;			/* since the grant, a ticket has waited (I28);
+	bool		wanted;			/* a ticket has waited since the grant (I28);
 								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;		/* 1 unless mode is DLOCK_SLOTS */
@@ -150,7 +150,7 @@ typedef struct DlockTicket
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;		/* below 0: see dlock_ticket_begin_wait() */
 
-	/* the same; changes of a lease's ticket need the lease lock, too (I19) */
+	/* the same lock; changes for a lease also need the lease lock (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
@@ -159,14 +159,14 @@ typedef struct DlockTicket
 	/* atomic: changed under the lock entry's lock */
 	pg_atomic_uint32 state;		/* DlockState */
 
-	/* atomic, written by its session: acquires not yet released */
+	/* atomic: acquires not yet released, written by the ticket's session */
 	pg_atomic_uint32 session_depth;
 	pg_atomic_uint32 xact_depth;
 } DlockTicket;
 
 /*
- * The part of a lease or lease's ticket that concerns its row.  A process that
- * changes either marks the record; the worker writes the row (journal.c).
+ * The part of a lease or lease's ticket for its row.  A process that changes
+ * the lease or ticket marks the record; the worker writes the row (journal.c).
  */
 typedef struct DlockRecord
 {
@@ -176,7 +176,7 @@ typedef struct DlockRecord
 	/* immutable */
 	bool		is_lease;		/* of a DlockLease, not a DlockLeaseTicket */
 
-	/* protected by the lock of its partition of the table of numbers */
+	/* protected by the lock of a partition of the table of numbers */
 	bool		in_ids;			/* it is in that table */
 
 	/* protected by the space's lease lock */
@@ -190,7 +190,7 @@ typedef struct DlockRecord
 	/* broadcast after each write of the row, and once "finished" */
 	ConditionVariable changed;
 
-	/* protected by the lock of its partition of the table of numbers */
+	/* protected by the lock of a partition of the table of numbers */
 	dsa_pointer next_id;		/* in the same bucket */
 
 	/* protected by the space's lease lock */
@@ -203,7 +203,7 @@ typedef struct DlockRecord
 	pg_atomic_uint64 lsn;		/* end of that write, or of a later one */
 } DlockRecord;
 
-/* For changes of a lease's ttl or durability; made for the first change */
+/* Allocated for the first change of a lease's ttl or durability */
 typedef struct DlockRetiming
 {
 	DlockLink	link;			/* in DlockSpace.retimed; must be first */
@@ -222,17 +222,17 @@ typedef struct DlockRetiming
  * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
  * lock, when the delay begins.  A close sets 0 at once.  0 is final (I13).
  *
- * A single lease is followed by its first ticket, at DLOCK_SINGLE_LEASE_SIZE.
- * Such a lease has no row, delay, session or info, and no fields for these.
+ * A single lease has no row, delay, session or info, and no fields for these.
+ * Its first ticket is stored behind it, at DLOCK_SINGLE_LEASE_SIZE.
  */
 struct DlockLease
 {
 	/* immutable once it has a number */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	Oid			role;			/* the owner, for whom its memory counts */
+	Oid			role;			/* owner; the memory counts for this role */
 	uint16		role_name;		/* offset of the owner's name, at the end */
-	bool		single;			/* of one ticket, whose number it has */
+	bool		single;			/* for one ticket, and with its number */
 
 	/* used only by the session that makes the lease */
 	bool		has_place;		/* its ticket's memory is not used yet */
@@ -247,7 +247,7 @@ struct DlockLease
 	pg_atomic_uint32 durability;	/* highest synchronous_commit of callers */
 
 	/* atomic */
-	pg_atomic_uint32 waiters;	/* sessions waiting for a lock on its behalf */
+	pg_atomic_uint32 waiters;	/* sessions that wait on behalf of the lease */
 
 	/* protected by the space's lease lock */
 	DlockLink	in_space;		/* in DlockSpace.leases */
@@ -272,7 +272,7 @@ struct DlockLease
 	int64		delay;			/* us for which its locks stay closed after it
 								 * has run out; 0: none */
 	TimestampTz opened_at;
-	uint64		session;		/* to which it is attached; 0: none */
+	uint64		session;		/* session it is attached to; 0: none */
 	int			procno;
 	int			pid;
 
@@ -292,8 +292,8 @@ struct DlockLease
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*
- * A ticket of lease scope.  While a session waits with it in an acquire, it is
- * that session's ticket.  When the lease adopts it, "session" becomes 0.
+ * A ticket of lease scope.  While a session waits for the grant, the ticket is
+ * the session's.  When the lease adopts the ticket, "session" becomes 0.
  */
 typedef struct DlockLeaseTicket
 {
@@ -308,7 +308,7 @@ typedef struct DlockLeaseTicket
 	/* atomic, increased under the lock entry's lock */
 	pg_atomic_uint32 claims;	/* calls that have returned or may return it */
 
-	/* protected by the lock of its partition of the table of requests */
+	/* protected by the lock of a partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
 	bool		in_requests;	/* it is in that table */
 
@@ -345,7 +345,7 @@ typedef struct DlockLeaseTicket
 	DlockKey	key;
 } DlockLeaseTicket;
 
-/* A lock in use or with set slots.  I1 to I4 hold whenever it is unlocked. */
+/* A lock in use or with set slots.  I1 to I4 hold for an unlocked entry. */
 typedef struct DlockLock
 {
 	/* immutable */
@@ -356,7 +356,7 @@ typedef struct DlockLock
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
-	int32		slots;			/* permits in all, requested or set; 0: none */
+	int32		slots;			/* total permits, requested or set; 0: none */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
 	uint32		closed;			/* holders that a delay keeps (I16) */
@@ -364,7 +364,7 @@ typedef struct DlockLock
 	bool		queued:1;		/* counted in "queued" of its partition */
 	bool		leased:1;		/* a lease has held it since it was free */
 	bool		settled:1;		/* set_slots changed before dlock_slots was
-								 * loaded; keeps the entry */
+								 * loaded; this keeps the entry */
 
 	/* the same lock; if not 0, these keep the entry, too */
 	uint16		setters;		/* transactions that may change set_slots */
@@ -437,7 +437,7 @@ typedef struct DlockWatched
 	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* changes need that lock and the outbox's; reads, one of them exclusive */
+	/* changed under that and the outbox's lock; read under one, exclusive */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
@@ -476,7 +476,7 @@ typedef enum DlockCounter
 	DLOCK_COUNT_RELEASED,
 	DLOCK_COUNT_BUSY,			/* tries that were not granted at once */
 	DLOCK_COUNT_TIMEOUTS,		/* waits ended by their timeout */
-	DLOCK_COUNT_CANCELED,		/* waits ended by any other error */
+	DLOCK_COUNT_CANCELED,		/* waits that failed for any other reason */
 	DLOCK_COUNT_DEADLOCKS,		/* waits ended as a deadlock's victim */
 	DLOCK_COUNT_WAIT_US,		/* time waited, in microseconds */
 	DLOCK_NUM_EVENTS,			/* the view shows the counters above */
@@ -487,8 +487,8 @@ typedef enum DlockCounter
 
 /*
  * The names of a space that were waited for most (contention.c).  "lock"
- * protects all.  Fields that searches read are here, the other fields in
- * chunks, which are allocated as needed.
+ * protects all.  DlockContention itself has the fields that searches read.
+ * Its chunks, which are allocated as needed, have the other fields.
  */
 #define DLOCK_CONTENDED_NAMES	1000
 #define DLOCK_CONTENDED_CHUNK	50
@@ -551,9 +551,9 @@ typedef enum DlockOffice
 typedef struct DlockLoading
 {
 	int			part;			/* DlockLoadPart in progress */
-	int64		last;			/* number of the latest row read there */
+	int64		last;			/* number of the latest row read in "part" */
 
-	/* rows from elsewhere: their number, and where the first one is from */
+	/* rows from elsewhere: how many, and where the first one is from */
 	uint64		num_foreign;
 	uint64		foreign_system;
 	Oid			foreign_database;
@@ -644,7 +644,7 @@ struct DlockSpace
 	/* totals, without what is in the counters of DlockBackends (counter.c) */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
-	/* exclusive to move a backend's counts to "counters"; shared to add up */
+	/* exclusive: to move a backend's counts into "counters"; shared: to sum */
 	LWLock		counts_lock;
 	uint64		counted_before[DLOCK_NUM_COUNTERS]; /* at the latest reset */
 	TimestampTz counted_since;
@@ -681,7 +681,7 @@ typedef struct DlockBackend
 	int32		wait_permits;
 	DlockKey	wait_key;		/* lock waited for */
 
-	/* atomic, as the fields below; set if this is the victim of a deadlock */
+	/* atomic, as all below; set if this backend is a deadlock's victim */
 	pg_atomic_uint32 check_requested;
 
 	/* incremented when a ticket of this backend is ended by force */
@@ -740,8 +740,8 @@ typedef struct DlockControl
 /*
  * Libraries of all layouts find this header under one name, so its layout and
  * rules never change.  Only libraries with the segment's layout use the
- * segment.  A process is attached until its memory is detached.  If no process
- * is attached, a library of another layout may replace the segment.
+ * segment.  A process is attached until it has detached the segment.  If no
+ * process is attached, a library of another layout may replace the segment.
  */
 typedef struct DlockHeader
 {
@@ -761,8 +761,8 @@ typedef struct DlockHeader
 	pg_atomic_uint32 workers;	/* ... of these, background workers of dlock */
 
 	/*
-	 * atomic: a TimestampTz.  Until then, a library of another layout wants to
-	 * replace the segment.  If only workers are attached, they end.
+	 * atomic: a TimestampTz.  Until this time, a library of another layout
+	 * wants to replace the segment.  If only workers are attached, they end.
 	 */
 	pg_atomic_uint64 wanted_until;
 
