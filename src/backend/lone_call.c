@@ -62,7 +62,7 @@ calls_only(const PlannedStmt *statement, Oid function)
 }
 
 /*
- * Note a call if the client's own statement, outside a transaction block, is
+ * Outside a transaction block, note a call if the client's own statement is
  * only that call.
  */
 void

@@ -10,8 +10,8 @@
  * call pays for one comparison if nothing is reserved, otherwise for a lookup
  * at each length of a reserved prefix.
  *
- * A row has the owner's name, and the OID that this role had when the row was
- * written, or 0.  If name and OID do not agree, the role was dropped or
+ * A row has the owner's name and the OID, or 0, that the name had when the row
+ * was written.  If name and OID do not agree, the role was dropped or
  * renamed.  Then only superusers may use the names until the next reservation.
  *
  *-------------------------------------------------------------------------

@@ -128,7 +128,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_current_space();
-	/* refuse a trigger on another table, because its owner can write to it */
+	/* refuse any other table, because other roles may write to it */
 	if ((for_row && !TRIGGER_FIRED_AFTER(trigger->tg_event)) ||
 		RelationGetRelid(trigger->tg_relation) !=
 		dlock_find_relation(space, "dlock_slots"))

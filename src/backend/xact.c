@@ -327,7 +327,7 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
-/* Keep what a mark would undo.  The mark has left the stack. */
+/* Keep what a mark would undo.  The mark is a copy, no longer in force. */
 static void
 keep_mark(const Mark *mark)
 {

@@ -85,8 +85,8 @@ set_own_signals(void)
 }
 
 /*
- * The keeper gets signals only as messages from the front.  A signal to all of
- * dlock's processes, as from systemd, must not end the keeper too early.
+ * The keeper gets signals only as messages from the front.  If systemd, for
+ * example, signals all processes of dlock, the keeper must not end too early.
  */
 static void
 leave_signals_to_front(void)

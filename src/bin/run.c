@@ -151,7 +151,7 @@ read_control(void)
 	}
 }
 
-/* Check the command.  If it was stopped or continued, the front is, too. */
+/* Check the command.  Stop or continue the front as the command was. */
 static void
 look_around(void)
 {

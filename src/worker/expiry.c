@@ -54,7 +54,7 @@ append_seconds(StringInfo buffer, uint64 microseconds)
 					 (int) (microseconds / 1000 % 1000));
 }
 
-/* Append a list of the lease's tickets, the first few by the locks' names. */
+/* Append the lease's tickets: some with their locks' names, others counted. */
 static void
 append_tickets(StringInfo buffer, const DlockExpiry *expiry)
 {

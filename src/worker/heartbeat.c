@@ -57,7 +57,7 @@ dlock_heartbeat_remove(int class)
 
 /*
  * Send a heartbeat if it is due and standbys are named.  Returns when to call
- * this again.  If "knows_all" is false, a lease may have DLOCK_MIN_TTL.
+ * this again.  If "knows_all" is false, assumes a lease with DLOCK_MIN_TTL.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)

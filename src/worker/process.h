@@ -26,7 +26,7 @@ typedef struct DlockTask
 	bool		(*perform) (void);	/* returns true if more is left to do */
 	void		(*failed) (int code);	/* gets the SQLSTATE; can be NULL */
 	bool		(*tell_of_lock) (const char *database); /* tries to log the
-														 * blockers, if set */
+														 * blockers; or NULL */
 	long		max_retry_ms;	/* longest pause after an error; 0: default */
 	long		patience_ms;	/* lock timeouts are reported after this */
 

@@ -52,7 +52,7 @@
 #define SOON_MS			5000	/* worker stays if a lease is due this soon */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
-#define SURE_LOOKS		3		/* a refused command locks it, but briefly */
+#define SURE_LOOKS		3		/* refused commands lock a database briefly */
 #define FIRST_PAUSE_MS	100		/* after one early death; doubles with each */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000

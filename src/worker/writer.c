@@ -22,7 +22,7 @@
 /* Rows per transaction */
 #define BATCH	1000
 
-/* How long the worker flushes for a lone caller, too, after several waited */
+/* After several callers waited, the worker flushes for lone ones this long */
 #define CROWD_MS	100
 
 static DlockImage *images = NULL;
