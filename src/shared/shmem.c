@@ -10,8 +10,8 @@
  * A backend is attached to the whole segment from its first call to its exit.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session with the old one is attached.
- * Later, the first new session replaces the segment and loads the tables, as
- * after a restart.  An old worker writes the journal before it ends.
+ * The first new session after that replaces the segment and loads the tables,
+ * as after a restart.  An old worker writes the journal before it ends.
  *
  *-------------------------------------------------------------------------
  */

@@ -3,10 +3,10 @@
  * load.c
  *	  Loading the tables of leases.
  *
- * See "Loading" in src/README.  A caller loads up to DLOCK_ROWS_AT_ONCE rows of
- * each table.  If there are more, the worker loads them, because a caller can
- * run out of time.  If there is no worker, or if it has failed, the caller
- * loads all rows, and meets the worker's error or locked table itself.
+ * See "Loading" in src/README.  A caller loads up to DLOCK_ROWS_AT_ONCE rows
+ * of each table.  If there are more, the worker loads them, because a caller
+ * can run out of time.  If there is no worker, or if it has failed, the caller
+ * loads all rows, and so meets the worker's error or the locked table.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,7 +27,7 @@
 
 #include "tables/shape.h"
 
-/* How often to ask standbys before the ttls begin, if answers take long */
+/* How many times to ask standbys before the ttls begin, if answers are slow */
 #define MAX_QUORUM_WAITS	3
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
@@ -43,7 +43,7 @@
  *
  * If standbys count for a lease, wait until they acknowledge a record that is
  * written now.  A replaced server gets no answer, and so honours no lease.
- * The ttls begin before the record is written, because this server may be
+ * The ttls count from a time before the write, because this server may be
  * replaced once standbys have the record.  If the answer takes more than a
  * quarter of the least ttl, ask again, so that leases keep most of their ttl.
  */
@@ -55,7 +55,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
-	/* if a call returns a loaded ticket, it waits until this is durable */
+	/* a call that returns a loaded ticket waits until this is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -136,7 +136,7 @@ check_lock_timeout(uint64 start, const char *detail)
 }
 
 /*
- * Take a heavyweight lock: on a table or, if "name" is NULL, the lock to load.
+ * Take a heavyweight lock, a table's or, if "name" is NULL, the loader's.
  * Polls, and returns false after "until".  Without a timeout, joins
  * PostgreSQL's queue after TELL_MS, because deadlocks are found there.
  */
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots, perhaps beside others.  Returns false after "until". */
+/* Load dlock_slots; other processes may, too.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -211,8 +211,8 @@ load_slots(DlockSpace *space, uint64 until)
 
 /*
  * Load the tables, which the caller has locked.  Returns false if rows are
- * left at "rows_until", after at least one step of each table, or if standbys
- * have not answered by "standbys_until".
+ * left after a step that ends after "rows_until", or if standbys have not
+ * answered by "standbys_until".
  */
 static bool
 load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
@@ -240,7 +240,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 		MemoryContextReset(context);
 		if (part == DLOCK_LOAD_GRANTS)
 		{
-			/* a crash can come between a holder's removal and the next grant */
+			/* a crash can come between a row's removal and the next grant */
 			dlock_queue_resume(space);
 			/* if this process gives up, the worker waits for standbys */
 			if (space->leases.length > 0)
@@ -259,7 +259,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 	return done;
 }
 
-/* Returns the tag of the lock to load: heavyweight, to detect deadlocks. */
+/* The tag of the loader's lock, heavyweight so that deadlocks are detected */
 static LOCKTAG
 load_tag(DlockSpace *space)
 {
@@ -319,14 +319,14 @@ check_lockable(DlockSpace *space)
 
 /*
  * Load in the worker.  Returns false if the worker must call again.  Raises
- * 55P03 if a table is locked for WORKER_TURN_MS.  Between calls the tables are
- * unlocked, so that DROP EXTENSION need not wait until standbys answer.  But
- * the worker keeps the lock to load.
+ * 55P03 if a table is still locked after WORKER_TURN_MS.  Between calls the
+ * tables are unlocked, so that DROP EXTENSION need not wait until standbys
+ * answer.  But the worker keeps the loader's lock.
  */
 bool
 dlock_load(DlockSpace *space)
 {
-	static bool has_turns = false;	/* is the lock kept between calls? */
+	static bool has_turns = false;	/* is the loader's lock kept? */
 	uint64		until = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	LOCKTAG		tag = load_tag(space);
 	volatile bool done = false;
@@ -433,7 +433,7 @@ load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 	return false;
 }
 
-/* Have the worker load, or load if it cannot.  Returns false after "until". */
+/* Let the worker load; if it fails, load.  Returns false after "until". */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -486,11 +486,11 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 /*
  * Load the rows that a session's request for a name needs.  If no row has the
  * name, the request needs no row, because no row is added before all rows are
- * loaded (I22).  Returns false after the timeout.  *leased, unless NULL,
- * becomes true if a row has the name.
+ * loaded (I22).  Returns false after the timeout; then *leased, initially
+ * false, is true if a row was found to have the name.  "leased" can be NULL.
  *
- * The caller loads if one step of each table is enough and no lock is in its
- * way; otherwise the worker loads.  dlock_slots is loaded in any case.
+ * The caller loads if one step of each table is enough and all locks are free;
+ * otherwise the worker loads.  dlock_slots is loaded in any case.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,

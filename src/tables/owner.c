@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * owner.c
- *	  Running statements on a table of the extension as its owner.
+ *	  Running statements on a table of the extension as the table's owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,12 +30,12 @@ typedef struct OwnersStatement
 static OwnersStatement current = {NULL, InvalidOid};
 
 /*
- * Raise 55000 if the current statement, as parsed, is on another table than
- * the table that dlock has opened.
+ * Raise 55000 if the parser has found another table for the current statement
+ * than dlock has opened.
  *
  * The owner of the schema can put another table in this table's place.  The
  * other table's triggers and defaults would run as this table's owner.  So
- * compare the OID at each parse, before rewriting and planning can run code.
+ * compare the OIDs at each parse, before rewriting and planning can run code.
  */
 void
 dlock_owner_check_parsed(const char *text, const List *range_table)
@@ -60,9 +60,9 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * Returns the plan of the current statement.  "format" is a constant, whose
- * last plan is kept, because planning costs more than executing.  A nested
- * statement gets a plan of its own, so that no plan in execution is freed.
+ * Returns the plan of the current statement.  For each "format", a constant,
+ * the last plan is kept, because planning costs more than executing.  A nested
+ * statement gets a plan of its own, so that no plan in use is freed.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)
@@ -102,12 +102,12 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
 
 /*
  * Run a statement on a table of the extension as the table's owner.  "%s"
- * stands for the table.  Returns the number of rows processed, and in *result
- * the value that the statement returns, if any.
+ * stands for the table.  Returns the number of rows processed.  If the
+ * statement returns a value, sets *result to the value.
  *
  * The statement may run triggers, rules and expressions of the owner, whom the
  * caller need not trust.  So it is a security-restricted operation, which can
- * neither change this session's locks nor leave deferred triggers, and its
+ * neither change this session's locks nor leave deferred triggers.  Changed
  * settings are reset.  A fixed search path protects the owner from the caller.
  */
 uint64

@@ -37,8 +37,8 @@ compare_numbers(const void *a, const void *b)
 /*
  * Open a table to load it.  Until dlock_close_committed(), the snapshot sees
  * only committed rows, because this transaction could be rolled back (I22).
- * Raises 55000 if this transaction holds ShareLock or more.  Then it may have
- * changed the table's file, columns or indexes, and would miss committed rows.
+ * Raises 55000 if this transaction has ShareLock or more: it may have changed
+ * the table's file, columns or indexes, and would then miss committed rows.
  * If this transaction created the table, there are no committed rows to miss.
  */
 Relation
@@ -104,10 +104,10 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Replace the contents of "rows" by at most "max" committed rows whose numbers
- * are above "behind", or from the first row on if that is 0.  If the primary
- * key is locked, as by REINDEX, "max" is ignored.  Values are in the current
- * memory context.  Raises 55000 for a row that dlock cannot have written.
+ * Replace "rows" by the first committed rows, at most "max", with numbers
+ * above "behind", or of all rows if "behind" is 0.  If the primary key is
+ * locked, as by REINDEX, "max" is ignored.  Values are in the current memory
+ * context.  Raises 55000 for a row that dlock cannot have written.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
@@ -161,7 +161,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 
 /*
  * Find an index on names and lock it (AccessShareLock), or return InvalidOid.
- * Only collation "C" is the same on all systems.  Skips a locked index.
+ * Skips indexes that are locked, or whose order could depend on the system.
  */
 static Oid
 lock_name_index(Relation relation, AttrNumber name)

@@ -4,8 +4,8 @@
  *	  The shape of the tables of leases.
  *
  * dlock reads and writes the tables by the position of columns, and must not
- * run code of their owner.  So a table must be as the extension's script made
- * it, except for owner, rights, plain indexes and dropped columns at the end.
+ * run the owner's code.  So a table must be as the extension's script made it,
+ * except for owner, rights, plain indexes and dropped columns at the end.
  *
  *-------------------------------------------------------------------------
  */
@@ -236,8 +236,8 @@ check_triggers(Relation relation)
 }
 
 /*
- * Does each change of an index run only PostgreSQL's code?  This check must
- * not run other code itself, as RelationGetIndexExpressions() would.
+ * Do changes of an index run only PostgreSQL's code?  This function must not
+ * run other code either, as RelationGetIndexExpressions() would.
  */
 static bool
 is_plain_index(Relation index)
@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* Returns the primary key.  Loads it again: any lock may clear rd_pkindex. */
+/* Returns the primary key.  Taking any lock may have cleared rd_pkindex. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -264,8 +264,8 @@ dlock_shape_key_index(Relation relation)
 }
 
 /*
- * The primary key must be valid and on the first column.  No index may be
- * unique on anything else.  The index on names may be missing.
+ * The primary key must be valid and on the first column.  No index on anything
+ * else may be unique.  The index on names may be missing.
  */
 static void
 check_indexes(Relation relation)
@@ -401,8 +401,8 @@ is_valid(const DlockColumn *column, Datum value)
 }
 
 /*
- * A ticket has a ttl if and only if its lease is single, that is, if both have
- * one number.  It has a time of grant if and only if it is granted.
+ * A ticket has a ttl if and only if its lease is single, that is, has the
+ * ticket's number.  A ticket has a time of grant if and only if it is granted.
  */
 static void
 check_ticket_row(const DlockShape *shape, const DlockStored *row)

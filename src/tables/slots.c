@@ -45,7 +45,7 @@ dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 }
 
 /*
- * Call a function for each row.  "owner" is the table's owner.  If "snapshot"
+ * Call take() for each row; its "owner" is the table's owner.  If "snapshot"
  * is NULL, use a new snapshot, which sees this transaction's changes.
  */
 void
@@ -84,8 +84,8 @@ dlock_slots_read(DlockSpace *space)
 }
 
 /*
- * Open the table for dlock_slots_find(), and make other commits that change it
- * wait.  Returns NULL if the table was dropped.  A lock on the table itself
+ * Open the table for dlock_slots_find(), and block other commits that change
+ * it.  Returns NULL if the table was dropped.  A lock on the table itself
  * would wait for VACUUM, and deadlock with CREATE INDEX CONCURRENTLY.
  */
 Relation

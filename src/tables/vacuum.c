@@ -22,9 +22,9 @@
 #define VACUUM_ROWS_PER_PAGE	20
 
 /*
- * Vacuum the tables, so that they stay small between runs of autovacuum.  Calls
- * begin() before each table.  Returns how many dead rows start the next run:
- * more for a large table, because an old snapshot may keep rows.
+ * Vacuum the tables, so that they stay small between runs of autovacuum.
+ * Calls begin() before each table.  Returns the least number of dead rows for
+ * the next run: more for a large table, because an old snapshot may keep rows.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))

@@ -88,7 +88,7 @@ open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* from here on, no invalidation may come before the index list is read */
+	/* between this and the reading of the indexes, no invalidation may come */
 	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
@@ -128,7 +128,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/* Insert or update a row.  A row from a copy can have the same number. */
+/* Insert or update a row.  A row from a database copy can have this number. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -384,8 +384,8 @@ dlock_rows_awaited(void)
 }
 
 /*
- * Log the processes that lock the table for which a failed transaction waited.
- * Returns false if the transaction has failed for another reason.
+ * If a failed transaction waited to lock a table, log the processes that lock
+ * the table.  Returns false if the transaction has failed for another reason.
  */
 bool
 dlock_rows_tell_of_lock(const char *database)
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows of a copy, and of tickets that ended with their lease.  Only the
- * rows can tell: a record may have a row before a look-up by number finds it.
+ * Delete rows of a copy, and of tickets that ended with their lease.  Look
+ * only at the rows: a look-up by number may miss a record that has a row.
  */
 void
 dlock_rows_remove_dead(void)
