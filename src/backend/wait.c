@@ -9,7 +9,7 @@
  *
  * Nothing sets a waiter's latch when the extension is dropped, when a slot for
  * a worker becomes free, or when a lease runs out while there is no worker.
- * So a waiter checks for these once a second (look_around()).
+ * So a waiter checks for these events once a second (look_around()).
  *
  * If a wait ends without a grant, the caller ends the ticket.  If another
  * process granted the ticket just then, the ticket's end passes the lock on to

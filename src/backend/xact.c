@@ -31,7 +31,7 @@ typedef enum MarkKind
 	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
 	MARK_ARM,					/* after the commit: arm an announcement */
 	MARK_WATCH,					/* after the commit: arm a watch */
-	MARK_GUARD,					/* commit only while the ticket is held */
+	MARK_GUARD,					/* commit only while the ticket holds */
 	MARK_TAKEN,					/* undo an unfinished call's acquire */
 	MARK_RESULT,				/* undo a complete call's acquire if its
 								 * statement is canceled or the session ends */

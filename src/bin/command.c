@@ -2,7 +2,7 @@
  * command.c
  *		Starting the command of dlock run, and ending it in time.
  *
- * The keeper of the lock (run.c), which is the command's parent, calls these
+ * The keeper of the lock (run.c) is the command's parent, and calls these
  * functions.  Even if the keeper is busy, for example in the resolver, the
  * signal handler of a timer ends the command's process group in time.  Another
  * timer kills the keeper itself, even if SIGSTOP has stopped it.  Then the

@@ -24,7 +24,7 @@
 /* Maximum number of announcements, and of watches, per transaction */
 #define BATCH	1000
 
-/* When the next of the listed names is due, in monotonic microseconds */
+/* When the next listed name is due, in monotonic microseconds */
 static uint64 next_due = DLOCK_NO_DEADLINE;
 
 /* Arrays of BATCH entries */
