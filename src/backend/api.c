@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Without a catalog read, a concurrent DROP EXTENSION counts as later. */
+/* Usually reads no catalog: a concurrent DROP EXTENSION counts as later. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.c
- *	  Beginning calls of SQL-callable functions, and reading arguments.
+ *	  Beginning calls from SQL, and reading their arguments.
  *
  * No function is strict, because the NULL that a strict function returns would
  * mean "not acquired".  If an argument needs a value, a NULL raises an error.

@@ -5,8 +5,8 @@
  *	  for dlock_blockers.
  *
  * graph.c collects all awaited locks, of this database's space and of
- * PostgreSQL's lock manager.  A root is a vertex that does not wait while
- * another vertex waits for it.  For each root, the view counts the vertices
+ * PostgreSQL's lock manager.  A root is a vertex that does not wait, but for
+ * which another vertex waits.  For each root, the view counts the vertices
  * behind the root: those that wait for the root, directly or not.  An enqueued
  * ticket counts as a session that waits.
  *

@@ -216,8 +216,8 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 }
 
 /*
- * Stop watching the latest ticket or, if "all" is true, all tickets, because
- * pin_guards() then checks them for a commit.  Raises no error.
+ * Stop watching the latest ticket.  If "all" is true, end all watches, because
+ * pin_guards() checks the tickets next, for a commit.  Raises no error.
  */
 void
 dlock_cancel_unwatch(bool all)

@@ -4,8 +4,8 @@
  *	  Changing existing tickets and leases.
  *
  * A call changes a record in shared memory, and returns once the record's row
- * is durable.  If the write fails, the call restores an info and keeps the
- * shorter ttl, but leaves a mode changed.  So calls must not overlap (I19).
+ * is durable.  If the write fails, the call restores an info or keeps the
+ * shorter ttl; a mode stays changed.  A record has one call at a time (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -165,7 +165,7 @@ undo_ttl(int code, Datum arg)
 
 /*
  * Renew a lease, or the single lease of a ticket, with another ttl.  Returns
- * the number of the lease's tickets, or -1 if the lease is gone.
+ * how many tickets the lease has, or -1 if the lease is gone.
  *
  * Waits at the lease's durability, if this is higher than synchronous_commit,
  * because a promoted standby takes the ttl from the row.

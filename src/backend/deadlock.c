@@ -38,8 +38,8 @@
  *
  * The graph is not a snapshot, so the victim collects it twice.  A knot counts
  * only if each member was in the same wait in the first graph.  Then all
- * members were in these waits at one moment between the two collections.  All
- * processes that block members in the second graph did so at that moment, too,
+ * members were in these waits at one moment between the two collections.  If a
+ * process blocks a member in the second graph, it did so at that moment, too,
  * because no process can begin to block a waiter (graph.c).  So the knot was
  * stuck then, and stays stuck (I26).
  *
@@ -580,9 +580,9 @@ blocks_heavyweight(void)
  * false if the waits changed in each attempt: the caller must try again.
  *
  * If "thorough" is false, look only if a process waits for a heavyweight lock
- * of this backend.  A cycle that contains a wait for a heavyweight lock has
- * such a backend among its waiters of dlock.  Any other cycle is closed by a
- * wait in dlock, and the waiting backend itself looks thoroughly.
+ * of this backend.  If a cycle contains a wait for a heavyweight lock, one of
+ * its waiters of dlock is such a backend.  Any other cycle is closed by a wait
+ * in dlock, and the waiting backend itself looks thoroughly.
  *
  * If "told" is true, another backend has chosen this backend as the victim,
  * perhaps because only its place in a queue blocks others.  Look in any case.

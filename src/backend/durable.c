@@ -146,8 +146,8 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 }
 
 /*
- * Raise the lease's durability to synchronous_commit, as the caller expects.
- * Wait until the changes of the record and of the lease are durable.
+ * Raise the lease's durability to at least synchronous_commit, because callers
+ * count on that.  Wait until the changes of record and lease are durable.
  */
 static void
 wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)

@@ -20,10 +20,10 @@
  * LOCK stays mapped and is still a LOCK.  Fast-path locks need no search: a
  * waiter moves blocking fast-path locks to the main table.
  *
- * After a lease's ticket has ended, its place stays until the worker removes
- * the row.  So waiters for the lock wait for the worker.  If a process locks a
- * table of leases, the worker polls, and sets "blocked_on" of the space.  The
- * graph shows the worker at the end of the queue for that table.
+ * After a lease's ticket has ended, the ticket's place stays until the worker
+ * removes the row.  So waiters for the lock wait for the worker.  If a process
+ * locks a table of leases, the worker sets the space's "blocked_on" and polls.
+ * The graph shows the worker at the end of the queue for that table.
  *
  *-------------------------------------------------------------------------
  */

@@ -34,7 +34,7 @@ typedef struct DlockGraphRef
 /* A holder or waiter.  A process can have several places in a lock. */
 typedef struct DlockGraphPlace
 {
-	int			procno;			/* the process's, maybe a parallel worker */
+	int			procno;			/* of the process, maybe a parallel worker */
 	int			owner;			/* proc number of the process that frees this
 								 * place; -1: none, or one that never waits */
 	int			pid;			/* the owner's */
@@ -45,7 +45,7 @@ typedef struct DlockGraphPlace
 	LOCKMASK	conflicts;		/* modes that conflict with the request */
 	uint64		since;			/* start of the wait; 0: none, or just begun */
 
-	/* only for a lock of dlock */
+	/* only for a lock of dlock, except "counts" */
 	int64		number;			/* of the ticket */
 	int64		lease;			/* number of the ticket's lease, or 0 */
 	Oid			role;
@@ -79,7 +79,7 @@ typedef struct DlockGraphLock
 	int			done[MAX_LOCKMODES];	/* by mode: first visited place */
 	LOCKMASK	shared_modes;	/* 0, or modes of a root with one place */
 	int			shared_count;	/* number of vertices behind that root */
-	bool		shared_is_ours;
+	bool		shared_is_ours; /* is any of these of this database? */
 	bool		has_infos;		/* were the holders' rows looked up? */
 } DlockGraphLock;
 
@@ -96,8 +96,8 @@ typedef struct DlockGraphWait
 } DlockGraphWait;
 
 /*
- * A backend with its parallel workers.  In blockers.c's graph, also a prepared
- * transaction or a lease; these never wait.
+ * A backend with its parallel workers or, in blockers.c's graph, a prepared
+ * transaction or a lease.  Only backends can wait.
  */
 typedef struct DlockVertex
 {

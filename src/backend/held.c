@@ -370,7 +370,7 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 
 /*
  * Returns the latest granted ticket under a name; NULL if there is none, or if
- * it has slots.  In a session, all live tickets of a name have slots or none.
+ * it has slots.  All or none of a session's live tickets of a name have slots.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
