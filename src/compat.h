@@ -24,7 +24,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
-/* 16: varatt.h is new; from 19 on, no other header includes it */
+/* 16: varatt.h is new; from 19 on, no header above includes it */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif

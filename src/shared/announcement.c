@@ -40,7 +40,7 @@ space_of_ticket(DlockTicket *ticket)
 	return dlock_space_at(ticket->space);
 }
 
-/* Copy a ticket's channel; "" if it has no announcement. */
+/* Copy a ticket's channel, or "" if the ticket has no announcement. */
 void
 dlock_announcement_channel(DlockTicket *ticket, char *channel)
 {
@@ -202,7 +202,7 @@ events_to_tell(DlockAnnouncement *announcement, uint32 events)
 	return events;
 }
 
-/* Note events of a ticket.  The caller must wake the sender. */
+/* Add events to a ticket's announcement.  The caller must wake the sender. */
 void
 dlock_announcement_event(DlockTicket *ticket, uint32 events)
 {
@@ -268,7 +268,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim the announcement if a rollback left it unarmed; else returns 0 */
+/* Claim the announcement if a rollback left it unarmed, else return 0. */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -305,7 +305,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/* A ticket was loaded.  If it was "granted", its grant counts as announced. */
+/* A ticket was loaded.  If "granted" is set, its grant counts as announced. */
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {

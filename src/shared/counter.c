@@ -3,9 +3,9 @@
  * counter.c
  *	  Counters for dlock_stats and dlock_wait_histogram.
  *
- * For the space that its DlockBackend names, a backend counts without a lock.
- * For other spaces, it adds to the shared totals at once.  Only the backend
- * itself writes its counts, so a reset just notes the sum.
+ * A backend counts for one space in its DlockBackend, without a lock.  For
+ * other spaces, it adds to the shared totals at once.  Only the backend itself
+ * writes its counts, so a reset just notes the sum.
  *
  *-------------------------------------------------------------------------
  */

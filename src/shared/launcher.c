@@ -141,7 +141,7 @@ dlock_sender_wake(DlockSpace *space)
 
 /*
  * Is another process of the space's database attached?  If "waits" is set,
- * the process must also wait for a lock.
+ * is such a process waiting for a lock?
  */
 bool
 dlock_worker_has_company(DlockSpace *space, bool waits)

@@ -97,7 +97,7 @@ look(DlockLease *lease, bool at_standbys, uint64 *deadline)
 	return 0;
 }
 
-/* As look(), with standbys; DLOCK_NO_DEADLINE if nothing limits the lease */
+/* When a lease runs out; 0: it is gone; DLOCK_NO_DEADLINE: it has no limit */
 uint64
 dlock_lease_deadline(DlockLease *lease)
 {
@@ -559,7 +559,7 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 
 /*
  * Load a lease that is not single.  Nothing can fail once the lease is in the
- * table of numbers, so a repeated load finds it there.
+ * table of numbers, so a repeated load can skip the leases in this table.
  */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)

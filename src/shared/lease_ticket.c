@@ -43,8 +43,8 @@ same_text(const char *a, const char *b)
 
 /*
  * Unless is_unique() is true, a ticket is in the table of requests until it is
- * freed, under a hash of its lock, owner, and lease or role.  Of all tickets
- * with the same request, at most one waits or holds (I14).
+ * freed.  The hash covers the lock, the owner, and the lease or role.  Of all
+ * tickets with the same request, at most one waits or holds (I14).
  */
 
 /* Does a ticket wait or hold, and have the same request as "wanted"? */
@@ -374,8 +374,8 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 }
 
 /*
- * Make a lease's ticket that is not in the table of numbers yet, and begin a
- * use by the caller.  Does not check the memory limit.
+ * Make a lease's ticket, still outside the table of numbers, and begin a use
+ * by the caller.  Does not check the memory limit.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)

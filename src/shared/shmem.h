@@ -611,7 +611,7 @@ struct DlockSpace
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
 	pg_atomic_uint64 lock_told_at;	/* when a locked table was last logged */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
-	pg_atomic_uint32 failure;	/* SQLSTATE of the latest one */
+	pg_atomic_uint32 failure;	/* SQLSTATE of the latest failed write */
 
 	/* by level: when the latest acknowledged heartbeat was sent; monotonic */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS];
@@ -641,7 +641,7 @@ struct DlockSpace
 	/* by lock's hash: end of the latest commit that removed a holder's row */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
-	/* totals, without what is in the counters of DlockBackends (counter.c) */
+	/* totals, without the counts still in DlockBackends (counter.c) */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
 	/* exclusive: to move a backend's counts into "counters"; shared: to sum */
@@ -689,7 +689,7 @@ typedef struct DlockBackend
 
 	/* only this backend writes them, so no locked instruction is needed */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
-	pg_atomic_uint64 space;		/* that it counts for; see dlock_count_for() */
+	pg_atomic_uint64 space;		/* see dlock_count_for() */
 
 	/* keeps the next backend off this cache line */
 	char		padding[PG_CACHE_LINE_SIZE];
@@ -753,7 +753,7 @@ typedef struct DlockHeader
 	uint32		sizes;			/* its layout_sizes(): builds may differ */
 	char		version[64];	/* of the library that made the segment */
 	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID */
-	uint32		num_pids;		/* the segment begins with so many PIDs, each a
+	uint32		num_pids;		/* PIDs at the start of the segment, each a
 								 * pg_atomic_uint32 */
 
 	/* atomic; increased under the lock */
