@@ -26,7 +26,7 @@ DlockControl *dlock_control = NULL;
 dsa_area   *dlock_area = NULL;
 char	   *dlock_area_start = NULL;
 
-/* The directory of dynamic shared memory, or NULL */
+/* The directory of dynamic shared memory; NULL if that has no directory */
 const char *
 dlock_memory_directory(void)
 {

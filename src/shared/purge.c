@@ -22,7 +22,7 @@
 
 static uint64 database_changes = 0;
 
-/* Free what is in the lists of a space without users or locks. */
+/* Free the objects in the lists of a space without users or locks. */
 static void
 purge_leases(DlockSpace *space)
 {
@@ -108,7 +108,7 @@ remove_space(DlockSpaceEntry *entry)
 	dlock_queue_purge(&key);
 	purge_leases(space);
 	dlock_contention_free(space);
-	/* no process reads the space through its entry after this */
+	/* after this, no process finds the space */
 	(void) dshash_delete_key(dlock_spaces, &key);
 	dsa_free(dlock_area, dlock_pointer(space));
 }
@@ -128,8 +128,8 @@ remove_if_unused(const DlockSpaceKey *key, bool marked)
 }
 
 /*
- * Can a space be used again?  Returns true for the current space, and for
- * spaces of other databases that still exist.  A wrong "false", as after the
+ * Can a space be used again?  Returns true for the current space, and for a
+ * space of another database that exists.  A wrong "false", as after the
  * rollback of a DROP EXTENSION, costs a block of ticket numbers.
  */
 static bool

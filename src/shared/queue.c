@@ -177,7 +177,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 }
 
-/* Grant to the head while it fits, and end heads whose lease has run out. */
+/* Grant to the head while it fits; end each head whose lease has run out. */
 void
 dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 {
@@ -601,7 +601,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	return true;
 }
 
-/* Grant to heads that fit, once all tickets are loaded.  Can be repeated. */
+/* After all tickets are loaded, grant to heads that fit.  Can be repeated. */
 void
 dlock_queue_resume(DlockSpace *space)
 {

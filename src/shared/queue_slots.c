@@ -51,8 +51,8 @@ settle_slots(DlockSpace *space, DlockLock *lock)
 }
 
 /*
- * A transaction has changed a row of dlock_slots: keep the lock's entry until
- * the transaction ends.  Raises 53200, with nothing changed.
+ * A transaction has changed a lock's row in dlock_slots: keep the lock's entry
+ * until the transaction ends.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)

@@ -5,7 +5,7 @@
  *
  * Any backend can find a record by number.  So references are counted: one for
  * each use by a backend; for a ticket, one for its lock; for a lease, one for
- * each of its tickets, and one for each of "leases" and "retimed" that has it.
+ * each ticket, and one for each list, "leases" or "retimed", that has it.
  *
  *-------------------------------------------------------------------------
  */

@@ -218,7 +218,7 @@ dlock_current_space(void)
 	return space;
 }
 
-/* The current space, if it is known without reading the catalog; or NULL */
+/* The current space; NULL if it is not known without reading the catalog */
 DlockSpace *
 dlock_known_space(void)
 {

@@ -344,7 +344,7 @@ make_spare_ticket(Oid role)
 	fill_for_session(spare);
 }
 
-/* Do the spare ticket and entry fit, so that nothing is allocated? */
+/* Do the spare ticket and entry fit a request, so that none is allocated? */
 bool
 dlock_spares_fit(const DlockRequest *request, Oid role)
 {

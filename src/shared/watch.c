@@ -191,7 +191,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* The session listens now: have the sender tell it the holder, maybe again. */
+/* The session listens now: the sender must tell it the holder, maybe again. */
 void
 dlock_watch_arm(DlockWatch *watch)
 {

@@ -28,8 +28,8 @@ find_conflict(LOCKMASK held, LOCKMODE mode)
 }
 
 /*
- * List the processes whose locks or requests for this lock conflict with
- * "mode".  This reads no catalog, so it works in a failed transaction.
+ * List the processes that hold or await this lock in conflict with "mode".
+ * This reads no catalog, so it works in a failed transaction.
  */
 char *
 dlock_describe_holders(const LOCKTAG *tag, LOCKMODE mode)

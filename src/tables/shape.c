@@ -430,7 +430,7 @@ check_ticket_row(const DlockShape *shape, const DlockStored *row)
 }
 
 /*
- * Raise 55000 if dlock cannot have written a row that is to be loaded (I22).
+ * Before a row is loaded, raise 55000 if dlock cannot have written it (I22).
  * Of a foreign row, only the number is checked.
  */
 void
