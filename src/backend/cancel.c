@@ -40,7 +40,7 @@
 /* With more guards, only the handler checks, to keep loops of guards fast */
 #define MAX_LOOKED_AT	64
 
-/* Value of QueryCancelPending if only the handler canceled; others set 1 */
+/* QueryCancelPending after a cancel by the handler; other cancels set 1 */
 #define CANCELED_HERE	2
 
 /* A ticket that the current transaction guards with */

@@ -73,7 +73,7 @@ finish_change(Change *change)
 	(void) LockRelease(&change->tag, ExclusiveLock, false);
 }
 
-/* Is the record still alive?  Raises 55L01 if the extension is gone. */
+/* Is the record alive?  For a ticket, raises 55L01 after DROP EXTENSION. */
 static bool
 is_there(const Change *change)
 {

@@ -341,7 +341,7 @@ is_younger(const DlockVertex *a, const DlockVertex *b)
 		(a->number == b->number && a->procno > b->procno);
 }
 
-/* Of the members that wait in dlock, returns the next older than "before". */
+/* Candidates wait in dlock.  Returns the youngest older than "before". */
 static DlockVertex *
 next_candidate(DlockGraph *graph, const DlockVertex *before)
 {

@@ -40,7 +40,7 @@ static uint32 lost_seen = 0;
 
 /* Lists of DlockHeld, by the low bits of their mostly consecutive numbers */
 static dlist_head *numbers = NULL;
-static int	num_buckets = 0;	/* a power of 2, at least num_held */
+static int	num_buckets = 0;	/* 0 or a power of 2, at least num_held */
 
 /* The DlockHeld for the next ticket, or NULL */
 static DlockHeld *prepared_ticket = NULL;
