@@ -99,8 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count a ticket's announcement, so that the worker stays.  Not called for the
- * spare ticket, on which a failed request can leave an announcement.
+ * Count a ticket's announcement, so that the worker stays.  An announcement on
+ * the spare ticket is not counted before that ticket has joined a lock.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)

@@ -217,10 +217,10 @@ typedef struct DlockRetiming
 } DlockRetiming;
 
 /*
- * A lease is open while its deadline is in the future.  A process that finds
- * the deadline passed sets it to DLOCK_RAN_OUT, by compare-and-exchange,
- * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
- * lock, when the delay begins.  A close sets 0 at once.  0 is final (I13).
+ * A lease is open while its deadline is in the future.  After that, a process
+ * must set DLOCK_RAN_OUT, by compare-and-exchange, before it treats the lease
+ * as gone.  DLOCK_RAN_OUT becomes 0 under the lease lock, when the delay
+ * begins.  A close sets 0 at once.  0 is final (I13).
  *
  * A single lease has no row, delay, session or info, and no fields for these.
  * Its first ticket is stored behind it, at DLOCK_SINGLE_LEASE_SIZE.
@@ -292,8 +292,8 @@ struct DlockLease
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*
- * A ticket of lease scope.  While a session waits for the grant, the ticket is
- * the session's.  When the lease adopts the ticket, "session" becomes 0.
+ * A ticket of lease scope.  In an acquire, the ticket is the session's until
+ * the lease adopts the ticket.  Then "session" becomes 0.
  */
 typedef struct DlockLeaseTicket
 {
