@@ -339,7 +339,7 @@ dlock_allocate(Oid role, Size size)
 	return dlock_address(pointer);
 }
 
-/* As dlock_allocate(), but returns an invalid pointer if no piece is free */
+/* Like dlock_allocate(), but the pointer is invalid if no piece is free */
 dsa_pointer
 dlock_allocate_if_free(Oid role, Size size)
 {

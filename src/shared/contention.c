@@ -175,7 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/* Give a name an entry, and set *e; returns NULL if there is no chunk. */
+/* Give a name an entry, and set *e to its index; NULL: there is no chunk */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {

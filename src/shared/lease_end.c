@@ -238,7 +238,7 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	return count;
 }
 
-/* How many tickets end_delay() releases each time it takes the lease lock */
+/* Tickets that end_delay() releases each time it takes the lease lock */
 #define STEP	256
 
 /*
