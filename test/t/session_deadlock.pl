@@ -426,11 +426,14 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	# The views show the cycle before any session looks for a deadlock.
 	$victim->query("SET deadlock_timeout = '1h'");
 	$other->query("SET deadlock_timeout = '1h'");
-	$other->start('LOCK TABLE in_the_way');
 	$victim->start("SELECT dlock_xact_acquire('leased')");
 	$admin->wait_for("SELECT dlock_blocking_pids($victim->{pid}) = '{$worker}'");
 	is($admin->query("SELECT dlock_blocking_pids($worker)"),
 		"{$other->{pid}}", 'worker: the session that blocks the worker');
+	# The worker may be between two attempts.
+	$admin->wait_for(qq{SELECT pid = $other->{pid} AND since > now() - interval '1h'
+		FROM dlock_blockers});
+	$other->start('LOCK TABLE in_the_way');
 	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
 	is( $admin->query(
 			'SELECT count(*), max(blocked) FROM dlock_blockers'),

@@ -538,7 +538,7 @@ sub _check_fences
 		my $lasts = !$lease || !$self->_may_run_out($lease);
 
 		next
-		  if !$is_current && $row && $row->{granted} &&
+		  if $lasts && !$is_current && $row && $row->{granted} &&
 		  $self->_becomes_current($session, $ticket);
 		# an existing short lease may expire at this moment
 		$self->problem($self->tell($ticket)

@@ -455,8 +455,9 @@ sub start
 # its signal comes, it sets the backend's latch, even if the timeout was
 # disabled meanwhile.  That would hide a lost wakeup.  So let the backend
 # report its statistics, which disables the timeout, and set another timer,
-# which expires before the wait begins.  Wait for that only a short time,
-# because the process may be stopped.
+# which expires before the wait begins: a statement_timeout, which must cancel
+# this statement and no later one.  Wait for that only a short time, because
+# the process may be stopped.
 sub quiet
 {
 	my ($self) = @_;
@@ -465,8 +466,10 @@ sub quiet
 	$self->{timeout}->start;
 	# One message is one transaction, even if the message fails.
 	$self->{in} .= "SET LOCAL statement_timeout = '10ms'\\; "
-	  . 'SELECT FROM pg_catalog.pg_stat_force_next_flush() \g /dev/null'
-	  . "\n\\! sleep 0.02\n\\echo quiet\n";
+	  . 'DO $$BEGIN PERFORM pg_catalog.pg_stat_force_next_flush(); '
+	  . 'PERFORM pg_catalog.pg_sleep(1); '
+	  . 'EXCEPTION WHEN query_canceled THEN NULL; END$$ \g /dev/null'
+	  . "\n\\echo quiet\n";
 	while ($self->{out} !~ /^quiet\n/m && $self->{psql}->pumpable && time < $end)
 	{
 		$self->{psql}->pump_nb;
