@@ -31,9 +31,10 @@ our @EXPORT = qw(new_server next_version_install start_again kill_server answers
 # would inherit that.
 $SIG{$_} = 'DEFAULT' foreach 'HUP', 'INT', 'QUIT';
 
-# Most waits have a limit.  This alarm ends waits that have no limit.
+# Most waits have a limit.  This alarm ends waits of a test in t/ that have no
+# limit.  Other commands run as long as they are told to.
 $SIG{ALRM} = sub { die "the test has not ended\n" };
-alarm 5 * $PostgreSQL::Test::Utils::timeout_default;
+alarm 5 * $PostgreSQL::Test::Utils::timeout_default if $0 =~ m{\bt/[^/]+$};
 
 # All servers of the tests have the same encoding and locale.  Otherwise initdb
 # would use the environment's, or SQL_ASCII if the environment has none.
