@@ -280,13 +280,11 @@ summarize(const DlockGraph *graph, const DlockVertex *vertex, Summary *summary)
 		DlockGraphLock *lock = &graph->locks[ref.lock];
 		const DlockGraphPlace *place = &lock->places[ref.place];
 		int			first = first_behind(lock, ref.place);
-		uint64		since;
 
 		if (!place->granted || first < 0)
 			continue;
-		since = lock->places[first].since;
-		if (since != 0 && since != graph->blocked_on)	/* no time if worker's */
-			summary->since = Min(summary->since, since);
+		if (lock->places[first].since != 0)
+			summary->since = Min(summary->since, lock->places[first].since);
 		if (!lock->heavyweight && place->counts &&
 			lock->count - first > summary->behind)
 		{

@@ -409,7 +409,9 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		at = graph->heavy[i];
 		if (at.lock < 0 || dlock_graph_place(graph, at)->owner != owner)
 			continue;
-		add_wait(graph, n, at, i, dlock_graph_place(graph, at)->since);
+		/* "blocked_on" stays the same during all attempts of the worker */
+		add_wait(graph, n, at, i, i == graph->worker ? graph->blocked_on :
+				 dlock_graph_place(graph, at)->since);
 		expand(graph, at);
 	}
 }
@@ -472,8 +474,6 @@ read_lock_of_worker(DlockGraph *graph)
 		}
 		lock->count++;
 	}
-	/* identifies the wait, and stays the same while the worker is blocked */
-	place->since = graph->blocked_on;
 	graph->heavy[graph->worker] = (DlockGraphRef) {l, p};
 }
 

@@ -43,7 +43,7 @@ typedef struct DlockGraphPlace
 	bool		granted;
 	LOCKMASK	modes;			/* held or requested modes, one bit each */
 	LOCKMASK	conflicts;		/* modes that conflict with the request */
-	uint64		since;			/* wait's start (worker: blocked_on), or 0 */
+	uint64		since;			/* wait's start, or 0 if not known */
 
 	/* only for a lock of dlock, except "counts" */
 	int64		number;			/* of the ticket */
