@@ -13,7 +13,7 @@
 
 #include "backend/inner.h"
 
-/* Leases attached to this session, each with a reference */
+/* Leases attached to this session; each entry counts as a reference */
 static List *attached_leases = NIL;
 
 /* At an error or an exit before a lease is durable, withdraw the lease. */

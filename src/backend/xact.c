@@ -3,8 +3,8 @@
  * xact.c
  *	  Actions at the end of a (sub)transaction.
  *
- * "marks" is a stack of pending actions, each with its nesting level: undoing
- * transaction-scoped acquires, ending guards, releases at commit.  These run
+ * "marks" is a stack of pending actions (undoing transaction-scoped acquires,
+ * ending guards, releases at commit), each with its nesting level.  They run
  * after PostgreSQL has released the transaction's own locks, so that the next
  * holder sees all writes and waits for no row lock.  Announcements and watches
  * are armed later, because PostgreSQL handles LISTEN after all callbacks of a
@@ -28,7 +28,8 @@
 typedef enum MarkKind
 {
 	MARK_UNDO,					/* undo transaction-scoped acquires */
-	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
+	MARK_RELEASE,				/* at commit: undo session-scoped acquires, or
+								 * end a lease's ticket */
 	MARK_ARM,					/* after the commit: arm an announcement */
 	MARK_WATCH,					/* after the commit: arm a watch */
 	MARK_GUARD,					/* commit only while the ticket holds */
@@ -42,13 +43,13 @@ typedef enum MarkKind
 typedef struct Mark
 {
 	DlockHeld  *held;			/* this session's ticket, or ... */
-	DlockLeaseTicket *of_lease; /* ... a lease's, with a reference, or ... */
+	DlockLeaseTicket *of_lease; /* ... a lease's (has a reference), or ... */
 	DlockWatch *watch;			/* ... a watch of this session */
 	MarkKind	kind;
 	int			level;			/* transaction nesting level; 0: committed */
 	uint32		count;			/* number of acquires or calls */
 	bool		pinned;			/* MARK_GUARD: has it pinned the ticket? */
-	uint64		claim;			/* MARK_ARM, MARK_TAKEN: on the announcement */
+	uint64		claim;			/* MARK_ARM, MARK_TAKEN: announcement claim */
 	int			depth;			/* MARK_TAKEN, MARK_RESULT: earlier depth */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
 } Mark;
@@ -67,7 +68,7 @@ typedef struct Guarded
 
 static HTAB *guarded = NULL;
 
-/* Memory context of the executed statement, also fn_mcxt of its own calls */
+/* Running statement's context, and fn_mcxt of its own calls of functions */
 static MemoryContext statement = NULL;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -157,7 +158,7 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
 
 	if (held && kind == MARK_RELEASE)
 		held->releases++;
-	/* repeated acquires of the same ticket share a mark */
+	/* repeated calls for the same ticket share a mark */
 	if (top && kind != MARK_TAKEN && top->held == held &&
 		top->of_lease == of_lease && top->watch == watch &&
 		top->level == level && top->kind == kind)
@@ -306,9 +307,9 @@ remove_dropped(int from)
 }
 
 /*
- * Push a mark.  If the unfinished call fails, the mark undoes a session-scoped
- * acquire of this session's ticket, or the claims on a lease's ticket and the
- * ticket's announcement.  The caller has called dlock_xact_prepare().
+ * Push a mark.  If the unfinished call fails, it undoes a session-scoped
+ * acquire of this session's ticket, or ends the claims on a lease's ticket and
+ * on its announcement.  The caller has called dlock_xact_prepare().
  */
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -419,7 +420,7 @@ dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 	}
 }
 
-/* Undo the latest acquire, of transaction scope or of the unfinished call. */
+/* Undo the latest acquire, transaction-scoped or by the unfinished call. */
 void
 dlock_xact_undo_latest(void)
 {
@@ -515,7 +516,7 @@ dlock_xact_watch(DlockWatch *watch)
 {
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
-	/* reuse a mark that dlock_unwatch() dropped: a loop needs only one */
+	/* reuse a dropped mark: a loop of watch and unwatch needs only one */
 	if (top && top->kind == MARK_DROPPED &&
 		top->level == GetCurrentTransactionNestLevel())
 	{
@@ -545,8 +546,8 @@ dlock_xact_unwatch(const DlockWatch *watch)
 }
 
 /*
- * Let the (sub)transaction commit only while this ticket holds.  The ticket is
- * of this session, or of a lease whose role's privileges the caller has.
+ * Let the (sub)transaction commit only while this ticket holds.  It must be
+ * this session's ticket, or the caller must have its lease's role's rights.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)

@@ -24,9 +24,9 @@
  * 5. The lock is released only after the command has ended.
  *
  * Not covered: a command that dlock cannot signal (sudo), or that hangs in
- * the kernel; a daemon that has left the command's descendants; and SIGSTOP or
- * SIGKILL for keeper and front at once.  Then the command's own process dies,
- * but its descendants may live.
+ * the kernel; a daemon that is not the command's descendant any more; and
+ * SIGSTOP or SIGKILL for keeper and front at once, after which the command's
+ * own process dies, but its descendants may live.
  *
  * With --session there is no deadline.  When the server notices that the
  * connection is lost, it grants the lock to the next waiter.  When the keeper
@@ -50,7 +50,7 @@ typedef enum Outcome
 	GOT_LOCK,
 	GOT_NONE_YET,				/* server_state tells why */
 	GOT_BUSY,
-	GOT_STOPPED,				/* by a signal */
+	GOT_STOPPED,				/* by a signal, or the front is gone */
 	GOT_ERROR
 } Outcome;
 
@@ -77,10 +77,10 @@ static int64 backoff;
 
 /* set by messages of the front */
 static int	stop_signal;		/* 0: go on */
-static bool suspended;			/* Ctrl-Z before there was a command */
+static bool suspended;			/* Ctrl-Z while no command ran */
 static bool front_gone;
 
-/* Must dlock end, unless a command runs? */
+/* Must dlock end as soon as no command runs? */
 static bool
 is_stopped(void)
 {
@@ -151,7 +151,7 @@ read_control(void)
 	}
 }
 
-/* Check the command.  Stop or continue the front as the command was. */
+/* Check the command.  If it stopped or continued, let the front do so, too. */
 static void
 look_around(void)
 {
@@ -198,8 +198,8 @@ await_event(int fd, short events, int64 until, bool heed_end)
 
 /*
  * Wait for an answer of the server.  If the command ends, give up the answer
- * and the connection.  But with --session, wait on, because the lock would be
- * lost; and with --every, because short commands could interrupt renewals.
+ * and the connection.  Not with --session, because that would lose the lock;
+ * nor with --every, because short commands could interrupt all renewals.
  */
 static bool
 await_answer(int fd, short events, int64 until)
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and, unless it is negative, "length". */
+/* Call a function with the ticket and "length", if that is not negative. */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -459,8 +459,8 @@ get_lock(void)
 
 /*
  * Release the lock, or keep it for the rest of --at-least.  A session's lock
- * ends with the session.  Returns false if the lock was lost before.  If a
- * lease's lock cannot be released before "until", the lease's ttl ends it.
+ * ends with the session.  Returns false if the lock was lost before, or if a
+ * session cannot tell.  If "until" comes first, the lease's ttl ends the lock.
  */
 static bool
 give_back(int64 until)
@@ -645,7 +645,7 @@ take_turn(void)
 	return outcome == GOT_LOCK && !kept ? -1 : code;
 }
 
-/* Make a text ASCII.  A file's name may not be in the database's encoding. */
+/* Make a text ASCII: a file name's encoding can differ from the database's. */
 static char *
 ascii(char *text)
 {

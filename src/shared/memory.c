@@ -36,7 +36,7 @@ dlock_memory_directory(void)
 
 /*
  * The area's size in bytes: dlock.max_memory, but at most half of the file
- * system's free space, because parallel queries use that file system, too.
+ * system's free space (parallel queries use it, too), and at least the minimum.
  */
 Size
 dlock_area_size(void)
@@ -50,7 +50,7 @@ dlock_area_size(void)
 	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
-/* A message for the log only: the client's call made the area by chance. */
+/* For the log only, because any client's call can be the one that maps. */
 void
 dlock_log_small_area(void)
 {

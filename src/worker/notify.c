@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name whose watches take several transactions; the channels notified */
+/* A name told over several transactions, and its channels notified so far */
 static struct
 {
 	DlockWatched *watched;
