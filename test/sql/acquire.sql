@@ -11,7 +11,7 @@ CREATE TEMPORARY VIEW held AS
 SELECT name, mode, scope, depth FROM dlock_locks
  WHERE granted AND pid = pg_backend_pid() ORDER BY ticket;
 
--- Nothing has to be created first.
+-- A lock need not be created before its first use.
 SELECT dlock_is_held('a'), dlock_fence('a'), dlock_check('a', 1);
 SELECT dlock_acquire('a') AS fence \gset
 SELECT :fence > 0 AND :fence < 2::numeric ^ 53 AS fence_in_range;
@@ -45,7 +45,7 @@ SELECT dlock_is_held('a'), dlock_check('a', :fence);
 SELECT dlock_release('a');
 SELECT dlock_is_held('a'), dlock_check('a', :fence);
 
--- If there is nothing to release: false and a warning
+-- Releasing a lock that is not held returns false, with a warning.
 SELECT dlock_release('a');
 SELECT dlock_release('never seen');
 SELECT dlock_release('%s %n "x" ''y''');
@@ -60,13 +60,13 @@ SELECT dlock_acquire('a', NULL, false, NULL, 1, NULL) =
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- dlock_try_acquire() does the same if the lock is free.
+-- dlock_try_acquire() acquires a free lock like dlock_acquire().
 SELECT dlock_try_acquire('a') AS fence \gset
 SELECT dlock_fence('a') = :fence AS same;
 SELECT * FROM held;
 SELECT dlock_release('a');
 
--- The procedure does the same.  Only its snapshot differs.
+-- The procedure differs from dlock_acquire() only in its snapshot.
 DO $$
 DECLARE
 	fence bigint;
@@ -87,7 +87,7 @@ CALL dlock_acquire_nosnapshot('a', '-1s');
 SELECT dlock_release_all();
 
 --
--- By ticket
+-- Release by ticket
 --
 SELECT dlock_acquire('a') AS a, dlock_acquire('a') AS again \gset
 SELECT dlock_acquire('b') AS b \gset
@@ -105,7 +105,7 @@ SELECT dlock_release_ticket(9223372036854775807);
 SELECT dlock_release_ticket(:b);
 
 --
--- Release all: tickets are counted, not acquires.
+-- dlock_release_all() returns the number of tickets, not of acquires.
 --
 SELECT dlock_release_all();
 SELECT count(dlock_acquire('a')) + count(dlock_acquire('b')) AS acquires
@@ -118,7 +118,7 @@ SELECT * FROM held;
 SELECT dlock_release_all();
 
 --
--- Errors.  NULL for a required argument is an error.  The result is never
+-- Errors.  NULL for a required argument raises an error, instead of returning
 -- NULL.
 --
 SELECT call, error_of(call)
@@ -184,9 +184,9 @@ SELECT dlock_acquire('a', '1 month -30 days') =
 	dlock_acquire('a', '290000 years') = dlock_try_acquire('a', NULL) AS same;
 SELECT dlock_release_all();
 
--- A bare number means seconds. lib/pq sends 30 seconds in nanoseconds.  That
--- is no error, because some programs write "for ever" like this, but a
--- WARNING, in every function that takes a timeout.
+-- A bare number means seconds, but lib/pq sends 30 seconds in nanoseconds.
+-- Every function that takes a timeout warns.  It raises no error, because some
+-- programs write "for ever" like this.
 SELECT dlock_acquire('a', '30000000000') > 0;
 \set VERBOSITY sqlstate
 SELECT dlock_acquire('a', '30000000000') > 0;
@@ -241,21 +241,21 @@ SELECT name, info = repeat('é', 512) AS all_of_it, info = '' AS empty
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY name;
 SELECT dlock_release_all();
 
--- The lock is not free, and the call may not wait.  A session can be refused a
--- lock that it holds only if the lock has slots.
+-- The lock is busy, and the call may not wait.  A lock that the session itself
+-- holds can be busy only if the lock has slots.
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_acquire('s', slots => 1, timeout => '0');
 \echo :SQLSTATE
 SELECT dlock_try_acquire('s', slots => 1);
 SELECT dlock_try_acquire('s', slots => 1, timeout => '0');
 
--- An error leaves no hold.
+-- A failed call adds no hold.
 SELECT * FROM held;
 SELECT dlock_release_all();
 SELECT count(*) FROM dlock_locks;
 
--- Not during a parallel operation, even if a function claims to be parallel
--- safe.
+-- A parallel worker cannot acquire a lock, even if its function claims to be
+-- parallel safe.
 CREATE FUNCTION acquire_in_parallel() RETURNS bigint
 LANGUAGE plpgsql PARALLEL SAFE AS $$
 BEGIN
@@ -267,7 +267,7 @@ SELECT count(set_config(name, 'on', true)) FROM pg_settings
  WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
 SELECT acquire_in_parallel();
 ROLLBACK;
--- Not in the leader of a parallel operation, either
+-- The leader of a parallel operation cannot acquire a lock, either.
 ALTER FUNCTION acquire_in_parallel() PARALLEL RESTRICTED;
 BEGIN;
 SELECT count(set_config(name, 'on', true)) FROM pg_settings

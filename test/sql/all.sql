@@ -10,11 +10,11 @@ CREATE TEMPORARY VIEW held AS
 SELECT name, mode, scope, depth FROM dlock_locks
  WHERE granted AND pid = pg_backend_pid() ORDER BY name COLLATE "C", ticket;
 
--- Fences are returned in the order of the given names ...
+-- The call returns the fences in the order of the given names ...
 SELECT dlock_acquire_all(ARRAY['b', 'c', 'a']) AS fences \gset
 SELECT ARRAY[dlock_fence('b'), dlock_fence('c'), dlock_fence('a')] = :'fences' AS same;
 SELECT * FROM held;
--- ... and locks are acquired in the byte order of the names.
+-- ... and acquires the locks in the byte order of the names.
 SELECT name FROM dlock_locks ORDER BY ticket;
 
 -- Reentrant, like single locks
@@ -51,7 +51,7 @@ SELECT dlock_acquire_all('{a,b}', '1s', true, 'reader') > '{0}';
 SELECT name, mode, info FROM dlock_locks ORDER BY ticket;
 SELECT dlock_release_all();
 
--- A thousand
+-- A thousand names
 SELECT dlock_acquire_all(array_agg('lock ' || n ORDER BY n DESC)) AS fences
   FROM generate_series(1, 1000) AS n \gset
 SELECT cardinality(fences), (SELECT count(DISTINCT f) FROM unnest(fences) AS f),
@@ -80,7 +80,7 @@ COMMIT;
 SELECT * FROM held;
 
 --
--- A failing call releases what it acquired, and keeps what was held before.
+-- A failing call releases the locks that it acquired, and keeps earlier holds.
 --
 SELECT dlock_acquire('a') AS a, dlock_acquire('c', slots => 2) AS c \gset
 SELECT dlock_acquire_all('{a,b,c,d}');
@@ -114,7 +114,7 @@ SELECT dlock_acquire_all('{a,b}', shared => true) > '{0}';
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- Too many
+-- More locks than the limit
 SET dlock.max_locks_per_session = 3;
 SELECT dlock_acquire('c') > 0;
 SELECT dlock_acquire_all('{a,b,d}');
@@ -125,7 +125,7 @@ SELECT * FROM held;
 SELECT dlock_release_all();
 
 -- An array with more names than the limit is refused before the names are
--- read, even if it repeats one name.  The same holds for a lease.
+-- read, even if it repeats one name.  The limit applies to leases, too.
 SELECT dlock_acquire_all('{a,b,c,d}');
 \echo :SQLSTATE
 SELECT dlock_lease_open('1h') AS lease \gset
@@ -149,7 +149,7 @@ SELECT cardinality(dlock_acquire_all(array_agg('a'::text))) FROM generate_series
 SELECT dlock_release_all();
 
 --
--- Invalid arguments: no lock is acquired before all names are checked.
+-- Invalid arguments: the call checks all names before it acquires a lock.
 --
 SELECT dlock_acquire_all(NULL);
 \echo :SQLSTATE
@@ -182,15 +182,15 @@ SELECT call, error_of(call)
 	$$dlock_try_xact_acquire_all('{a}', '-1s')$$,
 	$$dlock_try_acquire_all('{{a}}')$$]) AS call;
 
--- An interrupt is served before the names are read, not after.
+-- A cancel that is pending at the call is served before the names are read.
 SELECT dlock_acquire_all(CASE WHEN pg_cancel_backend(pg_backend_pid())
 						 THEN ARRAY['a', ''] END);
 \echo :SQLSTATE
 SELECT count(*) FROM dlock_locks;
 
 --
--- A canceled statement releases what its own calls have acquired.  Any other
--- error keeps it, because locks are not transactional.
+-- A canceled statement releases the locks that its calls have acquired.  Any
+-- other error keeps these locks, because locks are not transactional.
 --
 CREATE FUNCTION cancel() RETURNS boolean LANGUAGE sql VOLATILE
 	AS 'SELECT pg_cancel_backend(pg_backend_pid())';
@@ -213,13 +213,13 @@ SELECT dlock_ttl_enqueue('e', '1h', 'nobody'), cancel();
 SELECT count(*) FROM dlock_locks WHERE granted;
 SELECT dlock_lease_acquire_all('{a,b}', :lease), 1 / (0 * random())::integer;
 SELECT count(*) FROM dlock_locks WHERE granted AND lease = :lease;
--- what the lease held before
+-- The lease keeps the locks that it held before the statement.
 SELECT dlock_lease_acquire_all('{b,c}', :lease), cancel();
 SELECT name FROM dlock_locks WHERE granted AND lease = :lease ORDER BY name;
 SELECT dlock_lease_close(:lease);
 
--- What was held before the statement is kept, even if the statement released
--- locks or caught an error.
+-- The session keeps the locks that it held before the statement, even if the
+-- statement released locks or caught an error.
 SELECT dlock_acquire('a') > 0;
 SELECT dlock_acquire_all('{a,b}'), cancel();
 SELECT * FROM held;
@@ -240,8 +240,8 @@ SELECT dlock_acquire_all('{a,b}') > '{0}', dlock_release('a'), dlock_release('b'
 SELECT * FROM held;
 SELECT dlock_release('a');
 
--- Once a statement is complete, a later error keeps its locks, because locks
--- are not transactional.
+-- An error after a complete statement keeps the statement's locks, because
+-- locks are not transactional.
 BEGIN;
 SELECT dlock_acquire_all('{a,b}') > '{0}', dlock_xact_acquire('c') > 0,
 	dlock_acquire_all('{b,d}') > '{0}';
@@ -271,8 +271,8 @@ SELECT acquire_and_fail('expression'), dlock_acquire_all('{c}');
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- A call outside of a statement keeps what it acquires, even if a statement
--- failed before the session's first lock.
+-- A call outside of a statement keeps its locks, even if a statement failed
+-- before the session's first lock.
 \c -
 SET client_min_messages = warning;
 SELECT dlock_version() <> '';

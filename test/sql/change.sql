@@ -7,7 +7,7 @@ RESET client_min_messages;
 \i test/include/errors.sql
 
 --
--- Info: of a session's ticket, held or waiting, in either scope
+-- dlock_set_info(): a session's ticket, in either scope
 --
 SELECT dlock_acquire('a', info => 'before') AS a, dlock_acquire('b') AS b \gset
 SELECT dlock_set_info(:a, 'after'), dlock_set_info(id => :b, info => '');
@@ -25,7 +25,7 @@ SELECT name, left(info, 20) AS info FROM dlock_locks ORDER BY ticket;
 ROLLBACK;
 SELECT name, left(info, 20) AS info FROM dlock_locks ORDER BY ticket;
 
--- of a lease, of a ticket of this lease, and of a ticket with its own lease
+-- a lease, a ticket of this lease, and a ticket with its own lease
 SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_lease_acquire('d', :l, info => 'before') AS d, dlock_ttl_acquire('e', '1h') AS e,
 	dlock_lease_enqueue('a', :l, channel => 'nobody', owner => 'queued') AS q \gset
@@ -33,7 +33,7 @@ SELECT dlock_set_info(:l, 'another lease'), dlock_set_info(:d, 'after'), dlock_s
 	dlock_set_info(:q, 'waits');
 SELECT name, position, info FROM dlock_locks WHERE scope = 'lease' ORDER BY ticket;
 SELECT lease = :l AS same, info FROM dlock_leases ORDER BY lease;
--- what the table has
+-- the rows of the tables
 SELECT name, granted, info, owner FROM dlock_queue ORDER BY ticket;
 SELECT info FROM dlock_queue_lease;
 SELECT dlock_set_info(:l, NULL), dlock_set_info(:d, NULL), dlock_set_info(:e, ''),
@@ -41,14 +41,14 @@ SELECT dlock_set_info(:l, NULL), dlock_set_info(:d, NULL), dlock_set_info(:e, ''
 SELECT name, info IS NULL AS none, length(info) FROM dlock_queue ORDER BY ticket;
 SELECT info IS NULL AS none FROM dlock_queue_lease;
 
--- not by a role without the privilege
+-- a role without the privilege
 CREATE ROLE regress_dlock_other;
 SET ROLE regress_dlock_other;
 SELECT explain_error(format('SELECT dlock_set_info(%s, $$x$$)', id), :l, :d, :e)
   FROM unnest(ARRAY[:l, :d, :e]) AS id;
 RESET ROLE;
--- another session's ticket, see isolation_change; bad arguments; an ended
--- ticket
+-- Invalid arguments raise an error.  For a number of no ticket or lease, the
+-- call warns and returns false.
 SELECT dlock_set_info(NULL, 'x');
 SELECT dlock_set_info(:a, repeat('x', 1025));
 SELECT dlock_set_info(0, 'x'), dlock_set_info(-1, 'x'), dlock_set_info(9223372036854775807, 'x');
@@ -56,7 +56,7 @@ SELECT dlock_release_ticket(:e), dlock_lease_close(:l), dlock_release_all();
 SELECT count(*) FROM dlock_locks;
 
 --
--- Renew with another ttl: a lease, and a ticket's own lease
+-- dlock_renew() with another ttl: a lease, and a ticket's own lease
 --
 SELECT dlock_lease_open('1h', delay => '1s') AS l, dlock_ttl_acquire('f', '1h', info => 'f') AS f \gset
 SELECT dlock_lease_acquire('g', :l) AS g, dlock_lease_enqueue('f', :l, 'nobody') > 0 AS queued \gset
@@ -80,10 +80,10 @@ SELECT ttl FROM dlock_leases WHERE lease = :l;
 SELECT dlock_lease_open('1h', attach => true) AS a \gset
 SELECT dlock_renew(:a, '2h');
 SELECT ttl, remaining, attached_pid = pg_backend_pid() AS attached FROM dlock_leases WHERE lease = :a;
--- A ttl so short that the lease expires.  Its lock is granted to the next
--- request after the delay.
+-- A ttl so short that the lease expires.  If the lease has a delay, the next
+-- request is granted after the delay.
 SELECT dlock_wait((SELECT ticket FROM dlock_locks WHERE name = 'f' AND lease = :l), '0');
--- (NULL if it has expired before the row was durable)
+-- dlock_renew() returns NULL if the lease expires before the row is durable.
 SELECT coalesce(dlock_renew(:f, '100 ms'), 1);
 SELECT dlock_wait((SELECT ticket FROM dlock_locks WHERE name = 'f' AND lease = :l));
 SELECT dlock_renew(:f), dlock_renew(:f, '1h'), dlock_is_held('f', :f), dlock_is_held('f', :l);
@@ -102,8 +102,8 @@ SELECT dlock_lease_close(:a);
 SELECT count(*) FROM dlock_leases;
 
 --
--- Downgrade: an exclusive hold becomes shared, no matter how often it was
--- acquired.
+-- dlock_downgrade(): an exclusive hold becomes shared, no matter how often it
+-- was acquired.
 --
 SELECT dlock_acquire('h') AS h, dlock_acquire('h') > 0 AS again \gset
 BEGIN;
@@ -116,7 +116,7 @@ SELECT name, mode, granted, depth, ticket = :h AS same FROM dlock_locks;
 SELECT dlock_downgrade(ticket => :h), dlock_fence('h') = :h AS fence, dlock_check('h', :h), dlock_is_held('h');
 COMMIT;
 SELECT mode, depth, scope FROM dlock_locks;
--- An upgrade is refused, as always.  A shared request is granted again.
+-- An upgrade is refused.  A shared request returns the same ticket.
 SELECT dlock_acquire('h');
 BEGIN;
 SELECT dlock_xact_acquire('h');
@@ -124,19 +124,19 @@ ROLLBACK;
 SELECT dlock_acquire('h', shared => true) = :h AS same, depth FROM dlock_locks;
 SELECT dlock_release('h'), dlock_release('h'), dlock_release('h'), dlock_is_held('h');
 SELECT dlock_acquire('h') > :h AS later, dlock_release('h');
--- of a transaction-scoped hold, which ends with the transaction
+-- a transaction-scoped hold, which ends with the transaction
 BEGIN;
 SELECT dlock_xact_acquire('h') AS h \gset
 SELECT dlock_downgrade(:h), mode FROM dlock_locks;
 COMMIT;
 SELECT count(*) FROM dlock_locks;
--- enqueued again; a hold that is shared already
+-- an enqueue after the downgrade; a hold that is shared already
 SELECT dlock_acquire('h') AS h, dlock_acquire('s', shared => true) AS s, dlock_acquire('p', slots => 2) AS p \gset
 SELECT dlock_downgrade(:h), dlock_enqueue('h', 'nobody', shared => true) = :h AS same, dlock_downgrade(:s);
 SELECT name, mode, depth FROM dlock_locks ORDER BY ticket;
 SELECT dlock_release_all();
 
--- of a lease: the row changes, too
+-- a lease's hold: the row changes, too
 SELECT dlock_lease_open('1h') AS l, dlock_ttl_acquire('i', '1h', owner => 'me') AS i \gset
 SELECT dlock_lease_acquire('h', :l) AS h, dlock_lease_enqueue('i', :l, 'nobody') AS w,
 	dlock_lease_acquire('p', :l, slots => 2) AS p \gset
@@ -153,8 +153,8 @@ BEGIN;
 SELECT dlock_guard('h', :h);
 COMMIT;
 
--- a waiting ticket, an ended one, an unknown one, one with permits, another
--- role's
+-- refused: a ticket that waits, has ended, is unknown, has permits, or belongs
+-- to another role
 \set VERBOSITY terse
 SELECT dlock_downgrade(0), dlock_downgrade(-1), dlock_downgrade(NULL);
 SELECT dlock_downgrade(9223372036854775807);
@@ -176,8 +176,8 @@ DROP ROLE regress_dlock_other;
 
 --
 -- Durability: a lease has the highest synchronous_commit of all calls that
--- rely on it, and never a lower one.  "durable" shows what the rows contain
--- when a call has returned.
+-- rely on it.  The view "durable" shows the values in the rows after a call
+-- has returned.
 --
 SET synchronous_commit = off;
 SELECT dlock_acquire('busy') AS busy, dlock_lease_open('1h') AS l \gset
@@ -198,8 +198,8 @@ SELECT dlock_ttl_enqueue('busy', '1h', 'nobody', owner => 'me') = :w AS same,
 	dlock_ttl_enqueue('own', '1h', 'nobody', owner => 'me') = :o AS same,
 	dlock_renew(:o, '2h'), dlock_set_info(:o, 'own');
 SELECT * FROM durable;
--- Another ttl raises it.  Another info does not, and a wait without a grant
--- does not.
+-- A new ttl raises the durability.  A new info does not, and neither does a
+-- wait for a ticket that is already held.
 SET synchronous_commit = remote_write;
 SELECT dlock_set_info(:w, 'waits'), dlock_wait(:o);
 SELECT * FROM durable;
@@ -211,8 +211,8 @@ SELECT dlock_release('busy'), dlock_wait(:w);
 SELECT * FROM durable;
 SELECT dlock_release_ticket(:w), dlock_release_ticket(:o);
 
--- a lease of several tickets: by each ticket that is acquired or enqueued with
--- it
+-- a lease of several tickets: each acquire or enqueue with the lease can raise
+-- the durability
 SELECT dlock_lease_acquire('a', :l) AS a \gset
 SET synchronous_commit = local;
 SELECT dlock_lease_acquire('a', :l) = :a AS same;

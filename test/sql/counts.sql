@@ -1,6 +1,6 @@
 --
 -- Many tickets of one session on one name: when a wait is a deadlock, which
--- tickets are held, and which one a release ends
+-- tickets are held, and which ticket a release ends
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -10,7 +10,7 @@ RESET client_min_messages;
 CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, granted, position, scope, depth FROM dlock_locks
  WHERE pid = pg_backend_pid() ORDER BY ticket;
--- No call here waits.  A call that would wait fails after 10 seconds.
+-- A call that waits by mistake fails after 10 seconds.
 SET lock_timeout = '10s';
 
 --
@@ -21,21 +21,21 @@ SELECT dlock_acquire('s', slots => 5, permits => 2) AS s1,
 	dlock_acquire('s', slots => 5, permits => 2) AS s3 \gset
 SELECT error_of($$dlock_acquire('s', slots => 5)$$),
 	dlock_try_acquire('s', '0', slots => 5) IS NULL AS busy;
--- in the middle
+-- the second ticket is released
 SELECT dlock_release_ticket(:s2);
 SELECT error_of($$dlock_acquire('s', slots => 5, permits => 2)$$),
 	dlock_acquire('s', slots => 5) > 0 AS fits, error_of($$dlock_acquire('s', slots => 5)$$);
--- the first
+-- the first ticket is released
 SELECT dlock_release_ticket(:s1);
 SELECT error_of($$dlock_acquire('s', slots => 5, permits => 3)$$),
 	dlock_acquire('s', slots => 5, permits => 2) > 0 AS fits;
--- by force, and released before that
+-- the third ticket is revoked by force
 SELECT dlock_force_release(:s3);
 SELECT error_of($$dlock_acquire('s', slots => 5, permits => 3)$$),
 	dlock_acquire('s', slots => 5, permits => 2) > 0 AS fits,
 	error_of($$dlock_acquire('s', slots => 5)$$);
 SELECT * FROM tickets;
--- A release ends the latest held ticket first, and the lost one last.
+-- A release ends the latest held ticket first, and the lost ticket last.
 SELECT dlock_release('s'), dlock_release('s'), dlock_release('s');
 \set VERBOSITY sqlstate
 SELECT dlock_release('s');
@@ -65,7 +65,7 @@ SELECT dlock_release_all();
 SELECT count(*) FROM tickets;
 
 --
--- Queued requests count like granted ones.
+-- Queued requests count like granted requests.
 --
 SELECT dlock_ttl_acquire('s', '1h', slots => 3, permits => 3) AS lease \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 3) AS s1,
@@ -73,7 +73,7 @@ SELECT dlock_enqueue('s', 'nobody', slots => 3) AS s1,
 	dlock_enqueue('s', 'nobody', slots => 3) AS s3,
 	dlock_enqueue('s', 'nobody', slots => 3) AS s4 \gset
 SELECT error_of($$dlock_acquire('s', slots => 3)$$);
--- For a waiting ticket, only tickets before it matter.
+-- Whether a wait is a deadlock depends only on the tickets ahead in the queue.
 SELECT error_of(format('dlock_wait(%s, %L)', :s3, '1h')), error_of(format('dlock_wait(%s)', :s4));
 SELECT dlock_wait(:s1, '1ms'), dlock_wait(:s2, '1ms');
 SELECT dlock_force_release(:s2);
@@ -93,8 +93,8 @@ SELECT dlock_acquire('s', slots => 3) > 0 AS fits;
 SELECT dlock_release_all();
 
 --
--- Exclusive and shared requests are queued, granted without a call of the
--- session, and released by name: always the latest granted one.
+-- Exclusive and shared requests are queued, and granted without a call of the
+-- session.  A release by name ends the latest granted ticket.
 --
 SELECT dlock_ttl_acquire('a', '1h') AS lease \gset
 SELECT dlock_enqueue('a', 'nobody') AS a1, dlock_enqueue('a', 'nobody') AS a2,
@@ -108,7 +108,7 @@ SELECT dlock_wait(:a1), dlock_wait(:a2, '0'), dlock_fence('a') = :a1 AS first;
 SELECT dlock_acquire('a') = :a1 AS same, dlock_enqueue('a', 'nobody') = :a1 AS same;
 SELECT dlock_release('a'), dlock_release('a'), dlock_fence('a') = :a1 AS first;
 SELECT dlock_release('a'), dlock_fence('a') = :a2 AS second;
--- A waiting ticket ends.
+-- A waiting ticket is revoked.
 SELECT dlock_force_release(:a3);
 SELECT dlock_release('a'), dlock_is_held('a');
 SELECT dlock_acquire('a') > :a3 AS another;
@@ -131,7 +131,7 @@ SELECT dlock_acquire('a', shared => true) = :a3 AS latest,
 BEGIN;
 SELECT dlock_xact_acquire('a', shared => true) = :a3 AS latest;
 SELECT dlock_release_ticket(:a3), dlock_release_ticket(:a3);
--- still held, in transaction scope alone
+-- still held, but only in transaction scope
 SELECT dlock_acquire('a', shared => true) = :a3 AS latest;
 SELECT dlock_release('a'), dlock_release('a');
 SELECT * FROM tickets;

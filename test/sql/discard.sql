@@ -47,24 +47,24 @@ SELECT dlock_release_all();
 DISCARD ALL;
 SELECT dlock_acquire('a') > 0;
 
--- After DISCARD ALL, the session's channel is another one, unknown to the
--- previous client.
+-- After DISCARD ALL, the session has a new channel, which the previous client
+-- does not know.
 SELECT dlock_channel() AS channel \gset
 SELECT dlock_channel() = :'channel';
 DISCARD ALL;
 SELECT dlock_channel() = :'channel';
 SELECT dlock_acquire('a') > 0;
 
--- In a transaction, it is refused and releases nothing.
+-- In a transaction, DISCARD ALL is refused and releases no lock.
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0;
 DISCARD ALL;
 ROLLBACK;
 SELECT name, scope FROM dlock_locks ORDER BY name;
 
--- DISCARD ALL drops locks even if the extension was dropped.  The previous
--- test's session may still be ending, with a view that depends on the
--- extension.
+-- DISCARD ALL releases locks even if the extension was dropped.  Before the
+-- DROP, the previous test's session must have ended, because its view depends
+-- on the extension.
 DO $$
 BEGIN
 	WHILE (SELECT count(*) FROM pg_stat_activity

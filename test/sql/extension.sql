@@ -16,7 +16,7 @@ SELECT d.classid, d.objid, pg_describe_object(d.classid, d.objid, 0) AS object
    AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')
    AND d.classid <> 'pg_type'::regclass;
 
--- Everything has a comment: no row expected.
+-- All objects and columns have comments: no row expected.
 SELECT object FROM member
  WHERE obj_description(objid, classid::regclass::name) IS NULL;
 SELECT m.object, a.attname
@@ -51,7 +51,7 @@ SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments,
  WHERE p.proname NOT IN ('dlock_lock_status', 'dlock_counters')
  ORDER BY p.proname COLLATE "C";
 
--- What dumps contain: the numbers used, and the versions
+-- The tables and the sequence that dumps contain
 SELECT unnest(extconfig)::regclass, unnest(extcondition) FROM pg_extension
  WHERE extname = 'dlock';
 
@@ -88,7 +88,7 @@ SELECT name, scope, depth, ticket = :a AS same FROM dlock_locks;
 SELECT dlock_is_held('a'), dlock_is_held('b'), dlock_is_held('x');
 SELECT dlock_release('b');
 
--- Numbers that were drawn there are not drawn again, nor are lower ones.
+-- No number drawn before the rollback, and no lower number, is drawn again.
 BEGIN;
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
@@ -161,7 +161,7 @@ COMMIT;
 SELECT dlock_release('a');
 
 --
--- Another schema.  Holds are kept, and new numbers can be drawn.
+-- Another schema.  Holds are kept, and new ticket numbers can be drawn.
 --
 CREATE SCHEMA regress_dlock;
 SELECT dlock_acquire('a') AS a \gset
@@ -179,7 +179,7 @@ SELECT regress_dlock.dlock_acquire('c', slots => 2) > 0, regress_dlock.dlock_rel
 SELECT acquired > 0 AS counts FROM regress_dlock.dlock_stats;
 RESET search_path;
 
--- A new session finds it, too.
+-- A new session finds the extension in its schema, too.
 \c -
 SELECT regress_dlock.dlock_advance_ticket(1) > :a AS advanced;
 SELECT regress_dlock.dlock_acquire('a', '1min') > :a AS greater,
@@ -200,7 +200,7 @@ DROP TABLE dlock_ticket_seq;
 ALTER SEQUENCE elsewhere RENAME TO dlock_ticket_seq;
 SELECT dlock_advance_ticket(1) > 0 AS advanced;
 
--- No numbers can be reserved if a rollback could undo the reservation.
+-- Ticket numbers cannot be reserved if a rollback could undo the reservation.
 BEGIN;
 ALTER SEQUENCE dlock_ticket_seq RESTART;
 SELECT dlock_advance_ticket(1);
@@ -219,7 +219,7 @@ ROLLBACK TO one;
 SELECT dlock_advance_ticket(1) > 0 AS advanced;
 COMMIT;
 
--- The library's version, by default also the extension's
+-- By default, the extension has the library's version.
 SELECT dlock_version() = extversion AS same FROM pg_extension
  WHERE extname = 'dlock';
 

@@ -91,7 +91,7 @@ COMMIT;
 :message
 SELECT dlock_check('a', :newer), dlock_release('a');
 
--- If the lock was acquired twice, one acquire is enough, in either scope.
+-- A guard needs only one of several acquires of the lock, in either scope.
 SELECT dlock_acquire('a') AS fence, dlock_acquire('a') \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -151,7 +151,7 @@ SELECT dlock_guard('a', :fence), dlock_guard('a', :fence),
 COMMIT;
 SELECT * FROM held;
 
--- One lost lock is enough, at any position.  No lock stays pinned.
+-- One lost lock fails the commit, at any position.  No lock stays pinned.
 BEGIN;
 SELECT dlock_guard('a', :fence), dlock_guard('b', :fence_b), dlock_guard('c', :fence_c);
 SELECT dlock_release('b');
@@ -164,7 +164,7 @@ SELECT dlock_try_acquire('a') > :fence AS free, dlock_try_acquire('b') > :fence_
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- No guard: a lock acquired, checked, or guarded in an earlier transaction
+-- Acquiring, checking, or guarding in an earlier transaction is no guard.
 SELECT dlock_acquire('a') AS fence \gset
 SELECT dlock_guard('a', :fence);
 BEGIN;
@@ -249,7 +249,7 @@ ROLLBACK AND CHAIN;
 SELECT 'goes on' AS after;
 COMMIT;
 
--- One lost guard is enough.  There are more guards than fit the first array.
+-- The transaction has more guards than fit the first array, and loses one.
 BEGIN;
 :cancel
 SELECT count(dlock_guard('b/' || n, dlock_acquire('b/' || n))) FROM generate_series(1, 50) AS n;
@@ -278,8 +278,8 @@ SELECT explain_loss('a');
 SELECT explain_loss('Lager "Süd" 50%s');
 DROP FUNCTION explain_loss;
 
--- WHEN OTHERS does not catch the error.  A handler for it catches it, and the
--- next statement raises it again.
+-- WHEN OTHERS does not catch the error.  WHEN query_canceled catches it, but
+-- the next statement raises it again.
 CREATE PROCEDURE guard_and_lose(name text) LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM dlock_guard(name, dlock_acquire(name));
@@ -350,7 +350,7 @@ SELECT dlock_release('a');
 COMMIT;
 :message
 
--- Released twice, but then rolled back
+-- Two savepoints are released, and the outermost savepoint is rolled back.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SAVEPOINT one;
@@ -611,7 +611,7 @@ INSERT INTO deferred VALUES ('SELECT dlock_guard(''a'', dlock_fence(''a''))');
 PREPARE TRANSACTION 'one';
 \echo :SQLSTATE
 SELECT * FROM held;
--- Without a guard, it can.
+-- A transaction whose guard was rolled back can be prepared.
 BEGIN;
 SAVEPOINT one;
 SELECT dlock_guard('a', :fence);
@@ -694,8 +694,8 @@ INSERT INTO stock VALUES ('nail', 1);
 COMMIT;
 SELECT * FROM stock;
 
--- A guard counts until the commit, or until the rollback to a savepoint before
--- it.
+-- A guard counts until the commit, or until a rollback to a savepoint before
+-- the guard.
 UPDATE stock SET amount = 2;
 BEGIN;
 SAVEPOINT one;
@@ -714,7 +714,7 @@ UPDATE stock SET amount = 5;
 COMMIT;
 SELECT * FROM stock;
 
--- Only the commit checks if the guarded lock is still held.
+-- With cancel_lost_guards = off, only the commit checks the guarded lock.
 BEGIN;
 SELECT dlock_guard('stock', :fence);
 SELECT dlock_release('stock');
@@ -744,8 +744,8 @@ ROLLBACK;
 SELECT * FROM stock;
 DROP TABLE stock, item;
 
--- A partitioned table.  PostgreSQL fires the statement triggers only of the
--- table that the statement names.
+-- A partitioned table.  A statement fires the statement triggers only of the
+-- table that it names.
 CREATE TABLE stock (item text, amount integer) PARTITION BY LIST (amount);
 CREATE TABLE stock_1 PARTITION OF stock FOR VALUES IN (1);
 CREATE TABLE stock_2 PARTITION OF stock FOR VALUES IN (2);
@@ -941,8 +941,8 @@ SELECT * FROM wrong;
 DROP TABLE wrong;
 
 --
--- Outside a transaction block, a guard or a transaction-scoped acquire has no
--- effect if its statement does nothing else.
+-- A warning: outside a transaction block, a guard or a transaction-scoped
+-- acquire has no effect if its statement does nothing else.
 --
 \set VERBOSITY default
 SELECT dlock_acquire('a') AS fence \gset
@@ -991,8 +991,8 @@ BEGIN
 END $$;
 SELECT lock_b() > 0 AS acquired;
 DROP FUNCTION lock_b;
--- A try answers whether the lock is free, so there is no warning.  After an
--- error, there is nothing to warn about.
+-- No warning: a try answers whether the lock is free, and a failed guard has
+-- raised an error.
 SELECT dlock_try_xact_acquire('b') > 0 AS free;
 SELECT dlock_guard('b', 1);
 SELECT 1;

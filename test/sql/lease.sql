@@ -1,9 +1,9 @@
 --
 -- Leases: locks that outlive their session
 --
--- No session listens on "nobody", see tickets.sql.  The worker grants a
--- lease's lock some time after its release.  So after a release, this test
--- waits for the grant or uses another name.
+-- No session listens on "nobody", see tickets.sql.  After a lease's release,
+-- the worker grants the lock some time later.  Therefore, the test waits for
+-- the grant or uses another name.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -51,7 +51,7 @@ SELECT renewed_at AS before FROM dlock_leases \gset
 SELECT dlock_renew(:l);
 SELECT renewed_at > :'before' AS renewed, remaining BETWEEN '1s' AND '1h' AS remaining
   FROM dlock_leases;
--- what the table has
+-- the rows of the table
 SELECT lease = :l AS same, ttl, delay, delayed, info,
 	role = quote_ident(current_user)::regrole AS role, role_name = current_user AS name,
 	durability
@@ -60,7 +60,7 @@ SELECT dlock_lease_close(:l);
 SELECT count(*) FROM dlock_leases;
 
 --
--- Does a lease hold a lock?  Not if its ticket waits, or has ended.
+-- dlock_is_held() with a lease: false if the ticket waits, or has ended
 --
 SELECT dlock_lease_open('1h') AS l, dlock_lease_open('1h') AS m \gset
 SELECT dlock_lease_acquire('is held', :l) > 0, dlock_lease_acquire('is shared', :l, shared => true) > 0,
@@ -106,8 +106,8 @@ SELECT dlock_lease_open('24 hours', delay => '24 hours') AS l \gset
 SELECT dlock_lease_close(:l);
 SELECT dlock_lease_open('1 day -1 hour') AS l \gset
 SELECT ttl, dlock_lease_close(lease) FROM dlock_leases;
--- The ttl of an attached lease begins with the end of its session, so a short
--- one is allowed.
+-- The ttl of an attached lease begins at the end of its session.  Until then,
+-- the lease does not expire, even with the shortest ttl.
 SELECT dlock_lease_open('100 ms', true) AS l \gset
 SELECT dlock_lease_acquire('a', :l) AS a, dlock_lease_enqueue('a', :l, 'nobody', owner => 'me') AS a2 \gset
 \c -
@@ -132,7 +132,7 @@ SELECT ticket = :a AS ticket, lease = :l AS lease, role = current_user AS role,
 	enqueued_at <= granted_at AND granted_at <= clock_timestamp() AS times,
 	remaining BETWEEN '1s' AND '1h' AS remaining, blocked_by
   FROM dlock_locks;
--- what the table has
+-- the rows of the table
 SELECT ticket = :a AS ticket, name, lease = :l AS lease, granted, mode, slots,
 	permits, owner, info, channel, role_name = current_user AS name,
 	granted_at >= enqueued_at AS times, ttl, durability
@@ -174,7 +174,7 @@ SELECT dlock_lease_acquire('a', :l) = :a AS same, dlock_lease_acquire('a', :l, '
 	dlock_lease_enqueue('a', :l, 'nobody') = :a AS same,
 	dlock_wait(:a), dlock_wait(:a, '0');
 SELECT name, mode, granted, channel, depth FROM lease_tickets;
--- another owner queues; NULL is an owner of its own
+-- another owner gets no share of the hold; NULL is an owner, too
 SELECT dlock_try_lease_acquire('a', :l, owner => 'me');
 SELECT dlock_lease_acquire('b', :l, owner => 'me') AS b \gset
 SELECT dlock_lease_acquire('b', :l, owner => 'me') = :b AS same,
@@ -213,8 +213,8 @@ SELECT lease IN (:a, :b) AS own, ttl, delay, attached_pid, info, held, waiting
 SELECT ticket = lease AS own, ttl, granted, owner, info FROM dlock_queue ORDER BY ticket;
 SELECT count(*) FROM dlock_queue_lease;
 SELECT dlock_renew(:a), dlock_renew(:b);
--- acquiring again returns the same ticket only if an owner was given, the same
--- one
+-- acquiring again returns the same ticket only if both calls give the same
+-- owner
 SELECT dlock_try_ttl_acquire('a', '1h');
 SELECT dlock_try_ttl_acquire('b', '1h', owner => 'me');
 \echo :SQLSTATE
@@ -226,7 +226,7 @@ SELECT dlock_ttl_acquire('b', '1h', shared => true) > :b AS another,
 SELECT name, mode, owner, channel FROM lease_tickets;
 -- the ttl is unchanged
 SELECT ttl FROM dlock_leases WHERE lease = :b;
--- A ticket's own lease cannot be used as a lease.
+-- A ticket's own lease can be closed like any lease.
 SELECT dlock_lease_close(lease) FROM dlock_leases WHERE lease > :b;
 SELECT dlock_lease_close(:b), dlock_release_ticket(:a);
 SELECT dlock_renew(:a), dlock_renew(:b);
@@ -254,7 +254,7 @@ SELECT dlock_fence('c') = all_[1] AND dlock_fence('b') = all_[2] AND
 	dlock_fence('a') = all_[3] AND all_[4] = all_[1] AS fences, all_[2] = :b AS same
   FROM (SELECT :'all'::bigint[] AS all_) AS x;
 SELECT name, position, info FROM lease_tickets ORDER BY name;
--- if one lock is not free: none; earlier tickets stay
+-- if one lock is busy, the call acquires none, and earlier tickets stay
 SELECT dlock_release_ticket(dlock_fence('a'));
 SELECT dlock_lease_acquire('d', :l2) > 0, dlock_lease_acquire('a', :l2) > 0;
 SELECT dlock_try_lease_acquire_all('{b,d,e}', :l), dlock_try_lease_acquire_all('{0,d}', :l);
@@ -337,7 +337,7 @@ SELECT dlock_lease_enqueue('q', :l, 'somebody', owner => 'me') = :q2 AS same,
 	dlock_try_lease_acquire('q', :l, owner => 'me'),
 	dlock_try_lease_acquire('q', :l2, '1ms', shared => true);
 SELECT name, position, channel FROM lease_tickets;
--- when a queued ticket leaves, those behind it move up
+-- when a queued ticket leaves, the tickets behind it move up
 SELECT dlock_release_ticket(:q2);
 SELECT name, position, owner FROM lease_tickets;
 SELECT dlock_release_ticket(:q1), dlock_wait(:q3), dlock_wait(:q4, '1min');
@@ -457,7 +457,7 @@ DISCARD ALL;
 SELECT name, position, lease FROM lease_tickets;
 SELECT info, attached_pid = pg_backend_pid() AS attached FROM dlock_leases ORDER BY lease;
 
--- The lease of a single ticket cannot hold another lock.
+-- A ticket's own lease cannot hold another lock.
 SELECT dlock_ttl_acquire('own', '1h') AS own \gset
 DO $$
 BEGIN
@@ -480,7 +480,7 @@ SELECT dlock_guard('a', dlock_fence('a'));
 PREPARE TRANSACTION 'regress_dlock';
 \set VERBOSITY default
 SELECT dlock_release_ticket(:p), dlock_check('a', dlock_fence('a'));
--- not if everything was done at once
+-- not refused, because dlock has nothing left to do
 BEGIN;
 SELECT dlock_lease_acquire('p', :l) > 0;
 PREPARE TRANSACTION 'regress_dlock';
@@ -587,8 +587,8 @@ SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_lease_acquire('a', :l) > 0, dlock_ttl_acquire('b', '1h') > 0,
 	dlock_lease_acquire_all('{c}', :l) > '{0}', dlock_lease_enqueue('d', :l, 'nobody') > 0;
 RESET dlock.session_locks;
--- Lease tickets do not count as the session's locks.  A wait for one counts,
--- and so do the names in one call.
+-- Lease tickets do not count as the session's locks.  A wait for a lease
+-- ticket counts, and so does each name in one call.
 SET dlock.max_locks_per_session = 1;
 SELECT dlock_lease_acquire_all('{e,f,g}', :l, '1min');
 SELECT count(dlock_lease_acquire_all(ARRAY[name], :l, '1min'))

@@ -12,7 +12,7 @@ CREATE ROLE regress_dlock_noinherit NOINHERIT IN ROLE regress_dlock_owner;
 CREATE ROLE regress_dlock_other;
 
 -- All calls that need the owner's privileges, for a lease with a held ticket
--- and for a ticket with its own lease.  Each must fail, so no call changes
+-- and for a ticket with its own lease.  Each call must fail, so none changes
 -- anything.
 CREATE FUNCTION refused(lease bigint, held bigint, own bigint)
 RETURNS TABLE (call text, result text)
@@ -64,10 +64,10 @@ SELECT dlock_renew(:l);
 SELECT dlock_release_ticket(:q);
 \set VERBOSITY default
 SELECT explain_error(format('SELECT dlock_renew(%s)', :l), :l);
--- what every role may ask
+-- queries that every role may make
 SELECT dlock_check('held', :h), dlock_fence('held') = :h AS fence,
 	dlock_fence('own') = :o AS fence;
--- The owner string is separate for each role.
+-- The same owner string of two roles means two owners.
 SELECT dlock_try_ttl_acquire('own', '1h'), dlock_try_ttl_acquire('own', '1h', owner => 'owner');
 -- Every role sees all columns except the channel, which is shown only to roles
 -- with the owner's privileges.
@@ -111,10 +111,10 @@ BEGIN;
 SELECT dlock_guard('held', :h), dlock_guard('own', :o);
 COMMIT;
 SELECT name, channel FROM dlock_locks WHERE position > 0 ORDER BY ticket;
--- what it acquires with the lease belongs to the lease's role
+-- a ticket acquired with the lease belongs to the lease's role
 SELECT dlock_lease_acquire('new', :l) AS n \gset
 SELECT role FROM dlock_locks WHERE ticket = :n;
--- what it acquires without the lease belongs to itself
+-- a ticket acquired without the lease belongs to the member
 SELECT dlock_ttl_acquire('mine', '1h', owner => 'owner') AS m \gset
 SET ROLE regress_dlock_owner;
 SELECT error_of(format('dlock_renew(%s)', :m)), dlock_release_ticket(:n);
@@ -153,7 +153,7 @@ DROP FUNCTION renew(bigint), pg_temp.open_lease();
 SELECT dlock_lease_close(:l2);
 
 --
--- A superuser may do all this, and may end tickets by force, once.
+-- A superuser may make all these calls, and may revoke each ticket once.
 --
 SELECT dlock_renew(:l), dlock_wait(:q, '0');
 SELECT dlock_force_release(:q), dlock_force_release(:q);

@@ -51,7 +51,7 @@ SELECT dlock_fence('s') = :three AS greatest,
 	dlock_check('s', :one), dlock_check('s', :two), dlock_check('s', :three),
 	dlock_check('s', :three + 1);
 
--- All permits are held.  To wait would be to wait for this session itself.
+-- This session holds all permits, so a wait would be a deadlock.
 SELECT dlock_try_acquire('s', slots => 3);
 SELECT dlock_acquire('s', slots => 3, timeout => '0');
 \echo :SQLSTATE
@@ -99,7 +99,7 @@ SELECT explain_error($$SELECT dlock_acquire('s', slots => 2147483647, permits =>
 SELECT dlock_release_all();
 
 --
--- All holders and waiters agree on the slots.
+-- All holders and waiters must request the same number of slots.
 --
 SELECT dlock_acquire('s', slots => 2) > 0;
 SELECT dlock_acquire('s', slots => 3);

@@ -5,7 +5,7 @@ SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
 
--- Are these two different locks?
+-- Do the two names denote different locks?
 CREATE FUNCTION pg_temp.different(a text, b text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -7,7 +7,7 @@
 SELECT current_database() AS before \gset
 CREATE DATABASE regress_dlock_planted;
 \c regress_dlock_planted
--- of calls of missing objects
+-- Hide the warnings of calls whose lock, ticket or lease does not exist.
 SET client_min_messages = error;
 CREATE ROLE regress_dlock_planter;
 CREATE SCHEMA target;
@@ -28,8 +28,8 @@ CREATE TABLE test.call (name text, statement text);
 GRANT SELECT ON ALL TABLES IN SCHEMA test TO PUBLIC;
 
 -- For each pair of types: functions, and operators of all names.  For each
--- type: a domain of the same name that calls a function for each value, and a
--- type with an implicit cast, if the planter may create one.
+-- type: an implicit cast to the planter's own type and, except for arrays, a
+-- domain of the same name that calls a function for each value.
 CREATE PROCEDURE test.plant(schema text) LANGUAGE plpgsql AS $$
 DECLARE
 	body text := 'LANGUAGE plpgsql AS $f$ BEGIN RAISE SQLSTATE ''PLANT'' USING MESSAGE = ''planted code was run''; END $f$';
@@ -52,7 +52,7 @@ BEGIN
 			END LOOP;
 		END LOOP;
 	END LOOP;
-	-- what the views call; with a default that would be ambiguous, an error
+	-- functions that the views call; a default would make calls ambiguous
 	FOREACH f IN ARRAY '{dlock_lock_status,dlock_lease_status,dlock_counters,dlock_role_oid}'::text[] LOOP
 		EXECUTE format('CREATE FUNCTION %I.%I(VARIADIC x text[]) RETURNS bigint %s', schema, f, body);
 	END LOOP;
@@ -106,7 +106,7 @@ BEGIN
 	EXECUTE format('GRANT SELECT ON test.%I TO PUBLIC', round);
 END $$;
 
--- No operator and no cast here: they would be looked up in the caller's path.
+-- No operator and no cast here, because the caller's search_path applies.
 CREATE FUNCTION test.is_caught(statement pg_catalog.text) RETURNS pg_catalog.bool LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -187,7 +187,7 @@ RESET SESSION AUTHORIZATION;
 RESET search_path;
 
 DROP EXTENSION dlock;
--- At session end, this could take longer than DROP DATABASE waits.
+-- At session end, the drops could take longer than DROP DATABASE waits.
 DISCARD TEMP;
 \c :before
 DROP DATABASE regress_dlock_planted WITH (FORCE);

@@ -26,8 +26,8 @@ SELECT dlock_unreserve('');
 \set VERBOSITY terse
 SELECT dlock_unreserve('shop');
 
--- The longest prefix counts, byte by byte.  Other names are free for every
--- role.
+-- The longest matching prefix counts, byte by byte.  Every role may use all
+-- other names.
 SET ROLE regress_dlock_clerk;
 SELECT dlock_acquire('shop/orders/1') > 0, dlock_acquire('shop') > 0, dlock_acquire('Shop/1') > 0;
 SELECT dlock_acquire('shop/1');
@@ -37,7 +37,7 @@ SELECT dlock_acquire('shop/orders/1');
 SET ROLE regress_dlock_other;
 SELECT dlock_acquire('shop/') IS NULL;
 
--- In all calls that acquire a lock, guard with it, or read its version
+-- Refused: all calls that acquire the lock, guard with it, or use its version
 \set VERBOSITY sqlstate
 SELECT dlock_try_acquire('shop/1');
 SELECT dlock_xact_acquire('shop/1');
@@ -55,7 +55,7 @@ SELECT dlock_guard('shop/1', 1);
 SELECT dlock_version_of('shop/1');
 SELECT dlock_version_bump('shop/1', 0);
 SELECT dlock_try_version_bump('shop/1', 0);
--- but not in queries
+-- Not refused: queries, and watches
 SELECT dlock_fence('shop/1') > 0, dlock_check('shop/1', 1), dlock_is_held('shop/2');
 SELECT dlock_watch('shop/1', 'channel'), dlock_unwatch('shop/1');
 \set VERBOSITY terse
@@ -151,8 +151,8 @@ SELECT count(*) FROM judged WHERE NOT is_in;
 DROP VIEW judged;
 DROP FUNCTION lets_in;
 
--- Rows written directly, for instance by a dump, count at once.  The role's
--- OID is never given.
+-- Rows written directly, for instance by a dump, count at once.  PostgreSQL
+-- generates the role's OID.
 INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');
 SET ROLE regress_dlock_other;
 SELECT dlock_acquire('by hand/1');
@@ -184,7 +184,7 @@ TRUNCATE dlock_reservations;
 SET LOCAL ROLE regress_dlock_other;
 SELECT dlock_xact_acquire('of nobody/2') > 0;
 ROLLBACK;
--- without row triggers, the commands before and after have the effect
+-- Without triggers, ALTER TABLE invalidates the cached reservations.
 SELECT dlock_unreserve('by hand/');
 ALTER TABLE dlock_reservations DISABLE TRIGGER ALL;
 INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');

@@ -23,7 +23,7 @@ SELECT name, mode, scope, depth, granted, channel FROM dlock_locks
 SELECT * FROM had;
 
 --
--- The usual attack: the function was harmless when the index was created.
+-- The usual attack: a function that was harmless when the index was created
 --
 SET ROLE regress_dlock_owner;
 CREATE FUNCTION owned.f(n integer) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
@@ -38,7 +38,7 @@ IMMUTABLE SET search_path = :dlock_schema AS $$
 BEGIN
 	RETURN dlock_release_all();
 END $$;
--- the owner's own session cannot do it, either
+-- refused in the owner's own session, too
 ANALYZE owned.t;
 \echo :SQLSTATE
 RESET ROLE;
@@ -49,7 +49,7 @@ REINDEX INDEX owned.i;
 REFRESH MATERIALIZED VIEW owned.mv;
 \echo :SQLSTATE
 SELECT * FROM had;
--- outside such an operation, the function works, and here releases all locks
+-- outside a restricted operation, the function works and releases all locks
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0;
 SAVEPOINT one;
@@ -123,7 +123,7 @@ INSERT INTO calls VALUES
 	('dlock_version() <> ''''', false),
 	('dlock_reset()', true);
 
--- Functions missing above, other than trigger functions: add them there.
+-- Functions missing above, except trigger functions: add them to the list.
 SELECT p.oid::regprocedure
   FROM pg_proc AS p
   JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
@@ -157,7 +157,7 @@ SELECT count(*) FROM dlock_versions WHERE name = 'a';
 SELECT count(*) FROM pg_listening_channels();
 
 --
--- Triggers change only the row, or refuse it.
+-- The extension's triggers only change the row, or refuse it.
 --
 CREATE TABLE t (id integer, version bigint, fence bigint);
 INSERT INTO t VALUES (1, 1, 1);
@@ -181,8 +181,8 @@ SELECT * FROM updates;
 SELECT * FROM t;
 
 --
--- A SECURITY DEFINER function is not such an operation, and neither is a
--- foreign key's trigger.
+-- A SECURITY DEFINER function and a foreign key's trigger are no restricted
+-- operations.
 --
 CREATE FUNCTION as_owner() RETURNS bigint LANGUAGE sql SECURITY DEFINER
 	SET search_path FROM CURRENT AS $$ SELECT dlock_acquire('b') $$;
@@ -203,8 +203,8 @@ DELETE FROM parent;
 SELECT * FROM had;
 
 --
--- Triggers that the owner of dlock's tables has created run as the owner, in
--- such an operation.  The owner can be any role after REASSIGN OWNED.
+-- Triggers that the owner of dlock's tables has created run as the owner, in a
+-- restricted operation.  After REASSIGN OWNED, any role can be the owner.
 --
 BEGIN;
 ALTER TABLE dlock_versions OWNER TO regress_dlock_owner;

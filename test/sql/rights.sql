@@ -37,7 +37,7 @@ SELECT dlock_is_held('a'), dlock_is_held('b'), dlock_check('b', 1),
 	dlock_fence('b') > 0 AS fence, dlock_blocking_pids(pg_backend_pid());
 SELECT dlock_release('b'), dlock_release_ticket(dlock_fence('c'));
 
--- and the views
+-- every role can read the views
 SELECT name, role FROM dlock_locks ORDER BY name;
 SELECT acquired > 0 AS counts FROM dlock_stats;
 
@@ -63,8 +63,8 @@ SELECT setval('dlock_ticket_seq', 1);
 SELECT currval('dlock_ticket_seq');
 \echo :SQLSTATE
 
--- It cannot read or lock the tables, either.  A lock could block every other
--- session, because all sessions read the reservations in their first call.
+-- It cannot read or lock the tables, either.  A table lock could block every
+-- session, because each session reads the reservations in its first call.
 SELECT count(*) FROM dlock_reservations;
 SELECT count(*) FROM dlock_slots;
 BEGIN;
@@ -74,7 +74,7 @@ BEGIN;
 LOCK TABLE dlock_slots IN ACCESS SHARE MODE;
 ROLLBACK;
 
--- until EXECUTE is granted
+-- With EXECUTE, the role can revoke tickets and advance the ticket number.
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION dlock_force_release(bigint), dlock_advance_ticket(bigint)
 	TO regress_dlock_user;
@@ -89,7 +89,7 @@ RESET ROLE;
 SELECT dlock_release('a');
 \set VERBOSITY default
 
--- PUBLIC has no privileges on the extension's other objects.
+-- PUBLIC can read the views, and has no privileges on tables and sequences.
 SELECT c.oid::regclass, acl.privilege_type
   FROM pg_depend d
   JOIN pg_class c ON d.classid = 'pg_class'::regclass AND d.objid = c.oid,
@@ -188,11 +188,11 @@ ROLLBACK;
 --
 -- The administrator's functions
 --
--- force: ends a held ticket, once
+-- dlock_force_release() ends a held ticket, once
 SELECT dlock_acquire('a') AS a, dlock_acquire('a'), dlock_acquire('b') AS b \gset
 SELECT dlock_force_release(:a), dlock_force_release(:a);
 SELECT dlock_fence('a'), dlock_check('a', :a), dlock_is_held('b');
--- its holder gets one error for each acquire, at any later release
+-- the holder gets one warning of the loss for each acquire, at later releases
 \set VERBOSITY terse
 SELECT dlock_is_held('a');
 SELECT dlock_release('a');
@@ -214,7 +214,7 @@ SELECT dlock_acquire('a') > :a AS greater;
 SELECT dlock_force_release(0), dlock_force_release(-1), dlock_force_release(1);
 SELECT dlock_release_all();
 
--- lost locks are not counted
+-- dlock_release_all() does not count lost locks
 SELECT dlock_acquire('a') AS a, dlock_acquire('b') AS b \gset
 SELECT dlock_force_release(:b);
 SELECT dlock_release_all();
@@ -235,7 +235,7 @@ SELECT dlock_is_held('a');
 COMMIT;
 SELECT count(*) FROM dlock_locks;
 
--- ticket numbers: from now on, none is lower
+-- dlock_advance_ticket(): no later ticket number is lower
 SELECT dlock_acquire('a') AS a \gset
 SELECT dlock_advance_ticket(:a + 1000000) >= :a + 1000000 AS advanced;
 SELECT dlock_acquire('b') >= :a + 1000000 AS advanced;

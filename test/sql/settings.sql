@@ -5,7 +5,7 @@ SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
 
--- They come with the library, which is loaded by the first call.
+-- The settings do not exist until the first call has loaded the library.
 \c -
 SHOW dlock.session_locks;
 SELECT dlock_is_held('a');
@@ -51,7 +51,7 @@ BEGIN;
 SELECT dlock_xact_acquire('x') > 0, dlock_try_xact_acquire('y') > 0,
 	dlock_xact_acquire_all('{z}') > '{0}', dlock_try_xact_acquire_all('{z}') > '{0}';
 COMMIT;
--- other state that belongs to the session, not to a client of a pooler
+-- refused, too: other state that a pooler's next client would inherit
 SELECT dlock_lease_open('1h', attach => true);
 \echo :SQLSTATE
 SELECT dlock_channel();
@@ -71,7 +71,7 @@ SET dlock.session_locks = 'warn';
 SELECT dlock_lease_open('1h', attach => true) AS l \gset
 SELECT dlock_lease_close(:l);
 SELECT dlock_channel() LIKE 'dlock_%';
--- while another ticket is ahead, because a grant would be announced
+-- Another ticket is ahead, because psql would show a grant's announcement.
 SELECT dlock_ttl_acquire('f', '1h') AS h \gset
 SELECT dlock_ttl_enqueue('f', '1h') AS f \gset
 SELECT dlock_release_ticket(:f), dlock_release_ticket(:h);
@@ -151,9 +151,9 @@ SET dlock.max_memory_per_role = 100;
 RESET dlock.max_memory_per_role;
 
 --
--- The roles that may set them.  Before the library is loaded, PostgreSQL
--- accepts every value from every role.  Loading the library discards values
--- that the role may not set.
+-- The roles that may set dlock's settings.  Until the library is loaded,
+-- PostgreSQL accepts all values from all roles.  Loading the library discards
+-- the values that the role may not set.
 --
 CREATE ROLE regress_dlock_user;
 SET ROLE regress_dlock_user;

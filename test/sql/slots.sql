@@ -1,5 +1,5 @@
 --
--- The number of permits, set for a lock and independent of requests
+-- dlock_set_slots(): the number of slots is set for a lock, not by requests
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -10,7 +10,7 @@ CREATE FUNCTION try(name text, slots integer, permits integer = 1) RETURNS boole
 $$;
 
 --
--- More permits, and fewer
+-- More slots, and fewer
 --
 SELECT try('a', 1), try('a', 1);
 SELECT dlock_set_slots('a', 2);
@@ -18,14 +18,14 @@ SELECT * FROM dlock_slots;
 -- the number in the request does not matter
 SELECT try('a', 1), try('a', 7), try('a', 1);
 SELECT mode, slots, permits, granted FROM dlock_locks('a');
--- fewer: no permit is revoked, and new grants wait until enough are released
+-- fewer: no permit is revoked, and new grants wait until the holders fit
 SELECT dlock_set_slots(name => 'a', slots => 1);
 SELECT slots, granted FROM dlock_locks('a');
 SELECT try('a', 9), dlock_release('a'), try('a', 9), dlock_release('a'), try('a', 9), try('a', 9);
 SELECT dlock_set_slots('a', 3);
 SELECT try('a', 9, 3), try('a', 9, 2), try('a', 1), dlock_release_all();
 
--- of a lock without holders
+-- a lock without holders
 SELECT dlock_set_slots('b', 2);
 SELECT count(*) FROM dlock_locks;
 SELECT try('b', 1), try('b', 1), try('b', 1), dlock_release_all();
@@ -52,7 +52,7 @@ SET lock_timeout = '10ms';
 SELECT error_of('dlock_acquire(''b'', slots => 9, permits => 5)');
 RESET lock_timeout;
 SELECT try('b', 9, 5), dlock_release_all();
--- behind its own permit, because fewer slots are set than it requested
+-- a deadlock with the session's own permit, because fewer slots are set
 SELECT dlock_set_slots('b', 1);
 SET deadlock_timeout = '1ms';
 SELECT try('b', 2), error_of('dlock_acquire(''b'', slots => 2)'), dlock_release_all();
@@ -74,7 +74,7 @@ SELECT dlock_wait(:o) AS o, dlock_wait(:t, '0') AS t;
 -- the rows keep the requested number
 SELECT slots, granted FROM dlock_queue ORDER BY ticket;
 SELECT dlock_lease_close(:l), dlock_release_all();
--- three permits of three
+-- a request for all three permits
 SELECT dlock_wait(:t), dlock_set_slots('d', NULL);
 SELECT slots, permits, granted FROM dlock_locks('d');
 SELECT dlock_release_ticket(:t);
@@ -87,13 +87,13 @@ SELECT try('e', 2), dlock_set_slots('e', NULL);
 SELECT try('e', 2), try('e', 2), error_of('dlock_acquire(''e'', slots => 3)'), dlock_release_all();
 SELECT dlock_set_slots('e', 3);
 SELECT try('e', 2), try('e', 5), dlock_set_slots('e', NULL);
--- the number of the longest holder counts while the lock is held
+-- while the lock is held, the number that the longest holder requested counts
 SELECT slots FROM dlock_locks('e');
 SELECT try('e', 2), error_of('dlock_acquire(''e'', slots => 5)');
 SELECT dlock_release_ticket(min(ticket)) FROM dlock_locks('e');
 SELECT slots FROM dlock_locks('e');
 SELECT try('e', 2), try('e', 2), dlock_release_all();
--- no holder, one waiter: the number of the head of the queue counts
+-- without a holder, the number that the first waiter requested counts
 SELECT dlock_set_slots('e', 1);
 SELECT dlock_enqueue('e', 'nobody', slots => 4, permits => 2) AS q \gset
 SELECT slots, permits, position FROM dlock_locks('e');
@@ -111,7 +111,7 @@ SELECT slots, position FROM dlock_locks('e');
 SELECT dlock_release_ticket(:q);
 SELECT slots, position FROM dlock_locks('e');
 SELECT dlock_release_all();
--- if a lease acquires its lock again, it gets the same ticket, no matter which
+-- a lease that acquires its lock again gets the same ticket, no matter which
 -- number was set meanwhile
 SELECT dlock_set_slots('e', 5);
 SELECT dlock_lease_open('1h') AS other, dlock_lease_open('1h') AS lease \gset
@@ -131,7 +131,7 @@ SELECT try('f', 1), dlock_set_slots('f', 2);
 BEGIN;
 SELECT dlock_set_slots('f', 3), dlock_set_slots('g', 1);
 SELECT * FROM dlock_slots ORDER BY name;
--- not before the commit, even in the same session
+-- the change takes effect at the commit, in the same session, too
 SELECT try('f', 1), try('f', 1), try('g', 2), try('g', 2);
 ROLLBACK;
 SELECT try('f', 1), try('g', 2), dlock_release_all();
@@ -180,7 +180,7 @@ SET session_replication_role = replica;
 UPDATE dlock_slots SET slots = 2 WHERE name = 'i';
 RESET session_replication_role;
 SELECT try('i', 1), try('i', 1), try('i', 1), dlock_release_all();
--- TRUNCATE removes all settings, except those the transaction writes later
+-- TRUNCATE removes all rows, except rows that the transaction writes later
 SELECT try('k', 2), try('k', 2), dlock_enqueue('f', 'nobody', slots => 9, permits => 3) > 0 AS queued;
 BEGIN;
 INSERT INTO dlock_slots VALUES ('l', 1);
@@ -198,7 +198,7 @@ TRUNCATE dlock_slots;
 ROLLBACK TO one;
 COMMIT;
 SELECT try('k', 2), try('k', 2), dlock_release_all();
--- also if the transaction has changed rows and rolled the change back
+-- the same, if changes before and after the TRUNCATE are rolled back
 SELECT dlock_set_slots('m', 3), dlock_set_slots('n', 3);
 BEGIN;
 SAVEPOINT one;
@@ -216,7 +216,7 @@ INSERT INTO dlock_slots VALUES ('', 1);
 INSERT INTO dlock_slots VALUES (repeat('x', 256), 1);
 INSERT INTO dlock_slots VALUES ('z', 0);
 
--- not in a prepared transaction, and not in a read-only one
+-- refused in a transaction that is prepared, and in a read-only transaction
 BEGIN;
 SELECT dlock_set_slots('k', 2);
 PREPARE TRANSACTION 'slots';
@@ -253,7 +253,7 @@ SELECT try('team/jobs', 2), try('team/jobs', 2), dlock_set_slots('team/jobs', NU
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION dlock_set_slots(text, integer) FROM regress_dlock_slots;
 SELECT dlock_unreserve('team/'), dlock_release_all();
--- the trigger function works on one table only
+-- the trigger function works only on dlock_slots, in AFTER triggers
 CREATE TABLE mine (name text, slots integer);
 CREATE TRIGGER mine AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION dlock_slots_changed();
 INSERT INTO mine VALUES ('other', 1);
@@ -305,8 +305,8 @@ SELECT dlock_set_slots('capped', 7);
 SELECT try('capped', 9), try('capped', 9), try('capped', 9), dlock_release_all();
 DROP TRIGGER z_cap ON dlock_slots;
 DROP FUNCTION cap();
--- written without triggers; then an INSERT that writes nothing, because the
--- row exists
+-- rows written without triggers; then an INSERT that writes nothing, because
+-- the row exists
 BEGIN;
 ALTER TABLE dlock_slots DISABLE TRIGGER ALL;
 INSERT INTO dlock_slots VALUES ('unseen', 1), ('undone', 1);
@@ -319,7 +319,7 @@ SELECT try('unseen', 9), try('unseen', 9), try('undone', 9), try('undone', 9), d
 INSERT INTO dlock_slots VALUES ('unseen', 5) ON CONFLICT DO NOTHING;
 SELECT try('unseen', 9), try('unseen', 9), dlock_release_all();
 DELETE FROM dlock_slots WHERE name IN ('unseen', 'undone');
--- set, rolled back to a savepoint
+-- set twice, with the second change rolled back to a savepoint
 BEGIN;
 SELECT dlock_set_slots('capped', 1);
 SAVEPOINT a;

@@ -1,8 +1,8 @@
 --
 -- Tickets: a place in the queue without waiting
 --
--- Announcements are tested elsewhere, because psql shows each one at the time
--- of its arrival.  So no session listens on "nobody".
+-- No session listens on "nobody", because psql shows an announcement whenever
+-- it arrives.  TAP tests notify_* test announcements.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -15,19 +15,19 @@ SELECT name, mode, slots, permits, position, scope, channel, depth, info
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY ticket;
 
 --
--- A free lock is granted at once; the ticket is its fence.
+-- A free lock is granted at once.  The ticket is its fence.
 --
 SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT * FROM tickets;
 SELECT :a = dlock_fence('a') AS is_fence, dlock_check('a', :a), dlock_is_held('a');
 
--- so the wait returns at once
+-- a wait for a held ticket returns at once
 SELECT dlock_wait(:a), dlock_wait(:a, '0'), dlock_wait(:a, timeout => '1h'),
 	dlock_wait(ticket => :a, timeout => NULL);
 SELECT * FROM tickets;
 
--- Enqueueing a held lock again returns the same ticket, and each needs a
--- release.  The last call sets the channel, and the first one sets the info.
+-- Enqueueing a held lock again returns the same ticket.  Each enqueue needs a
+-- release.  The first call sets the info, and the last call sets the channel.
 SELECT dlock_enqueue('a', 'somebody', info => 'unused') = :a AS same;
 SELECT * FROM tickets;
 SELECT dlock_acquire('a') = :a AS same;
@@ -101,7 +101,7 @@ SELECT dlock_wait(:s3), dlock_wait(:s4, '0');
 SELECT dlock_release_ticket(:s3);
 SELECT dlock_wait(:s4);
 
--- when a queued ticket leaves, those behind it move up
+-- when a queued ticket leaves, the tickets behind it move up
 SELECT dlock_enqueue('s', 'nobody', slots => 3, permits => 3) AS s5 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 3, permits => 2) AS s6 \gset
 SELECT dlock_wait(:s6, '0');
@@ -131,7 +131,7 @@ SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
 SELECT explain_error(format('SELECT dlock_wait(%s)', :s2));
 SELECT error_of(format('dlock_wait(%s, %L)', :s2, '1h'));
 SELECT error_of($$dlock_acquire('s', slots => 1)$$);
--- its state can be queried, and it stays in the queue
+-- the ticket can be queried, and stays in the queue
 SELECT dlock_wait(:s2, '0');
 SELECT name, position FROM tickets;
 -- with another ticket behind it
@@ -154,7 +154,7 @@ SELECT name, position FROM tickets;
 ROLLBACK;
 SELECT name, position, channel FROM tickets;
 SELECT dlock_wait(:a), dlock_wait(:b);
--- and does not restore a released one
+-- a rollback does not restore a released ticket
 BEGIN;
 SELECT dlock_release_ticket(:b), dlock_enqueue('c', 'nobody') AS c \gset
 SELECT dlock_release_ticket(:c);
@@ -245,14 +245,14 @@ SELECT dlock_channel() AS own \gset
 SELECT :'own' ~ '^dlock_[0-9a-f]{32}$' AS name, dlock_channel() = :'own' AS same;
 SELECT pg_listening_channels() = :'own' AS listens;
 SELECT count(*) FROM pg_listening_channels();
--- dlock_enqueue() uses it by default, and listens on it.  The ticket waits, so
--- nothing is announced.
+-- dlock_enqueue() uses the channel by default, and listens on it.  The ticket
+-- waits, so no grant is announced.
 UNLISTEN *;
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_enqueue('s', slots => 1) AS s2 \gset
 SELECT name, position, channel = :'own' AS own FROM tickets;
 SELECT pg_listening_channels() = :'own' AS listens;
--- dlock_wait() listens, too, for a ticket that is announced there
+-- dlock_wait() listens, too, if the ticket uses the channel
 UNLISTEN *;
 SELECT dlock_wait(:s2, '0');
 SELECT pg_listening_channels() = :'own' AS listens;
@@ -260,7 +260,7 @@ UNLISTEN *;
 SELECT dlock_enqueue('b', 'nobody') AS b \gset
 SELECT dlock_wait(:b, '0');
 SELECT count(*) FROM pg_listening_channels();
--- like LISTEN, effective at the commit
+-- listening begins at the commit, as with LISTEN
 BEGIN;
 SELECT dlock_channel() = :'own' AS same;
 SELECT count(*) FROM pg_listening_channels();
@@ -374,7 +374,7 @@ SELECT dlock_enqueue('a', 'nobody') > 0, dlock_enqueue('a', 'nobody') > 0;
 SELECT name, position, depth FROM tickets;
 RESET dlock.max_locks_per_session;
 
--- PREPARE TRANSACTION is refused: the announcement needs the session.
+-- PREPARE TRANSACTION is refused, because the announcement needs the session.
 BEGIN;
 SELECT dlock_enqueue('b', 'nobody') > 0;
 \set VERBOSITY sqlstate

@@ -18,7 +18,7 @@ SELECT name, version, bumped_by = current_user AS by_me,
 	bumped_at BETWEEN now() - interval '1 minute' AND clock_timestamp() AS just_now
   FROM dlock_versions;
 
--- Another version than the expected one, older or newer
+-- The version is newer or older than the expected version.
 SELECT explain_error('SELECT dlock_version_bump(''doc'', 2)');
 SELECT explain_error('SELECT dlock_version_bump(''doc'', 4)');
 SELECT explain_error('SELECT dlock_version_bump(''doc'', 0)');
@@ -64,7 +64,7 @@ EXCEPTION WHEN serialization_failure THEN
 END $$;
 SELECT dlock_version_of('doc');
 
--- A statement sees what it has bumped itself.
+-- A statement sees its own bumps.
 SELECT n, dlock_version_bump('list', n) FROM generate_series(0, 2) AS n;
 SELECT dlock_version_of('list');
 
@@ -104,7 +104,7 @@ SELECT dlock_version_bump('doc', -9223372036854775808);
 \echo :SQLSTATE
 SELECT dlock_try_version_bump('doc', 9223372036854775807);
 
--- At the greatest version
+-- The greatest version cannot be bumped.
 UPDATE dlock_versions SET version = 9223372036854775806 WHERE name = 'Doc';
 SELECT dlock_version_bump('Doc', 9223372036854775806);
 SELECT dlock_version_bump('Doc', 9223372036854775807);
@@ -127,7 +127,7 @@ COMMIT PREPARED 'one';
 SELECT dlock_version_of('doc');
 
 --
--- Privileges: every role can call the functions, and none can access the
+-- Privileges: every role can read and bump versions, and none can access the
 -- table.
 --
 CREATE ROLE regress_dlock_author;
@@ -180,7 +180,7 @@ SELECT dlock_version_forget('');
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION dlock_version_forget(text) FROM regress_dlock_author;
 
--- After an error, too, the current role is the caller again.
+-- An error restores the caller's role, too.
 SET ROLE regress_dlock_author;
 BEGIN;
 SAVEPOINT one;
@@ -192,7 +192,7 @@ ROLLBACK;
 SELECT current_user;
 RESET ROLE;
 
--- The role owns every schema in search_path: none of its objects is used.
+-- The role's own schema comes first in search_path: its objects are not used.
 CREATE SCHEMA hostile AUTHORIZATION regress_dlock_author;
 SET ROLE regress_dlock_author;
 CREATE TABLE hostile.dlock_versions (name text, version bigint);
@@ -251,7 +251,7 @@ UPDATE item SET version = version WHERE id = 1 RETURNING *;
 -- The column is set to the next version: kept
 UPDATE item SET name = 'Nail', version = 4 WHERE id = 1 RETURNING *;
 UPDATE item SET version = version + 1 WHERE id = 1 RETURNING *;
--- Any other value: the writer has seen another row.
+-- Any other value: refused, because the writer has read another version
 SELECT explain_error('UPDATE item SET name = ''stale'', version = 4 WHERE id = 1');
 SELECT explain_error('UPDATE item SET name = ''stale'', version = 7 WHERE id = 1');
 SELECT explain_error('UPDATE item SET name = ''stale'', version = -5 WHERE id = 1');
@@ -321,7 +321,7 @@ EXECUTE sequelize('stale', 4, 1, 3);
 \echo :ROW_COUNT
 SELECT name, version FROM item;
 
--- They detect writers that do not know about versions.
+-- The mappers detect an update by a writer that does not set the version.
 UPDATE item SET name = 'by hand' WHERE id = 1;
 EXECUTE hibernate('stale', 5, 1, 4);
 \echo :ROW_COUNT
@@ -424,7 +424,7 @@ UPDATE item SET place = 'b', version = 5 WHERE id = 2;
 SELECT tableoid::regclass, * FROM item ORDER BY id;
 DROP TABLE item;
 
--- Other columns of the row stay unchanged: wide, null and generated ones.
+-- Wide and null columns stay unchanged.  Generated columns follow the version.
 CREATE TABLE item (wide text, nothing text, version bigint,
 	twice bigint GENERATED ALWAYS AS (version * 2) STORED);
 CREATE TRIGGER version BEFORE UPDATE ON item
@@ -485,6 +485,6 @@ ROLLBACK;
 ALTER TABLE dlock_versions ALTER version SET NOT NULL;
 SELECT dlock_version_of('doc'), dlock_version_of('first');
 
--- Restore the extension's own table.
+-- Empty the extension's table.
 DELETE FROM dlock_versions;
 SELECT dlock_version_of('doc');

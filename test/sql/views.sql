@@ -1,5 +1,5 @@
 --
--- The views, in a database of their own, because they count everything there
+-- The views.  They count a whole database, so this test has its own.
 --
 SELECT current_database() AS before \gset
 CREATE DATABASE regress_dlock_views;
@@ -59,7 +59,7 @@ SELECT name, role FROM dlock_locks WHERE name = 'u';
 COMMIT;
 DROP ROLE regress_dlock_user;
 
--- info is that of the first acquire.  Later ones do not change it.
+-- The first acquire sets info.  Later acquires do not change it.
 SELECT dlock_acquire('e', info => 'somebody else') > 0;
 SELECT name, info, depth FROM dlock_locks WHERE name = 'e';
 
@@ -106,13 +106,13 @@ SELECT dlock_release_ticket(:first), dlock_release_ticket(:second);
 -- with many holders
 SELECT count(dlock_acquire('s', slots => 1000)) FROM generate_series(1, 600);
 SELECT count(*), count(DISTINCT ticket), pg_temp.as_in_view('s') FROM dlock_locks('s');
--- no name
+-- invalid names
 SELECT * FROM dlock_locks('');
 SELECT * FROM dlock_locks(repeat('x', 256));
 SELECT * FROM dlock_locks(NULL);
 SELECT dlock_release_all();
 
--- No session waits here, and some numbers are no process.
+-- a process that does not wait, and numbers of no process
 SELECT dlock_blocking_pids(pg_backend_pid()), dlock_blocking_pids(0),
 	dlock_blocking_pids(-1);
 
@@ -124,7 +124,7 @@ CREATE EXTENSION dlock;
 :stats
 SELECT dlock_acquire('a') > 0, dlock_xact_acquire('x') > 0;
 :stats
--- a held lock is acquired again: neither a grant nor a release
+-- an acquire of a held lock, and its release, are not counted
 SELECT dlock_acquire('a') > 0, dlock_release('a');
 :stats
 SELECT dlock_release('a');
@@ -132,7 +132,7 @@ SELECT dlock_release('a');
 SELECT dlock_acquire_all('{a,b,c}') > '{0}';
 SELECT dlock_release_all();
 :stats
--- without success
+-- busy locks
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_try_acquire('s', slots => 1);
 SELECT dlock_acquire('s', slots => 1, timeout => '0');
@@ -161,7 +161,7 @@ SELECT name, waits, wait_time = max_wait AS wait_time, timeouts, deadlocks, expi
 SELECT dlock_release_ticket(:ticket);
 SELECT dlock_acquire('a') > 0;
 
--- What an ended session has counted stays, and its end releases its locks.
+-- The counts of an ended session stay, and its locks are released.
 SELECT pg_backend_pid() AS pid \gset
 \c -
 CREATE FUNCTION pg_temp.await_end(ended integer) RETURNS void
@@ -176,7 +176,7 @@ SELECT acquired, busy, timeouts, held FROM dlock_stats;
 SELECT * FROM dlock_locks;
 
 --
--- A view's row type with other columns
+-- The view has been replaced, with more columns.
 --
 \i test/include/errors.sql
 SELECT rtrim(pg_get_viewdef('dlock_locks'), ';') AS query \gset

@@ -34,7 +34,7 @@ SELECT dlock_unwatch('a');
 COMMIT;
 SELECT pg_listening_channels() = dlock_channel();
 
--- A watch neither holds a lock nor waits for one, and needs none.
+-- A watch neither holds nor waits, and the watched lock need not exist.
 SELECT dlock_watch('a', 'c');
 SELECT count(*) FROM dlock_locks;
 SELECT dlock_fence('a') IS NULL, dlock_is_held('a');
@@ -50,7 +50,7 @@ SELECT dlock_watch('a', 'c');
 SELECT dlock_release_all();
 SELECT dlock_unwatch('a');
 
--- So does DISCARD ALL.
+-- DISCARD ALL ends watches, too.
 SELECT dlock_watch('a', 'c'), dlock_watch('b', 'c');
 DISCARD ALL;
 SELECT dlock_unwatch('a'), dlock_unwatch('b');

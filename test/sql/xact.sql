@@ -47,7 +47,7 @@ SELECT * FROM held;
 SELECT 1 / (dlock_xact_acquire('a') * 0);
 SELECT * FROM held;
 
--- No release before the end
+-- The session cannot release a transaction-scoped lock.
 BEGIN;
 SELECT dlock_xact_acquire('a') AS fence \gset
 SELECT dlock_release('a');
@@ -169,7 +169,7 @@ END $$;
 SELECT * FROM held;
 COMMIT;
 
--- An open cursor ends without holding a lock.
+-- A subtransaction's rollback keeps the locks that an open cursor acquired.
 DO $$
 DECLARE
 	number integer;
@@ -186,7 +186,7 @@ BEGIN
 END $$;
 SELECT * FROM held;
 
--- A procedure's COMMIT is a transaction's end.
+-- COMMIT and ROLLBACK in a procedural block end the transaction.
 DO $$
 BEGIN
 	FOR i IN 1..3 LOOP
@@ -276,7 +276,7 @@ SELECT name, mode, scope, depth FROM dlock_locks;
 SELECT dlock_release('a');
 
 --
--- A transaction with such a lock cannot be prepared.
+-- A transaction that must release a lock at its end cannot be prepared.
 --
 BEGIN;
 SELECT dlock_xact_acquire('a') > 0;
@@ -296,7 +296,7 @@ PREPARE TRANSACTION 'one';
 \echo :SQLSTATE
 SELECT * FROM held;
 
--- Without such a lock, it can.
+-- If nothing is left to release, the transaction can be prepared.
 BEGIN;
 SELECT dlock_acquire('a') = :fence AS same;
 SAVEPOINT one;
@@ -351,7 +351,7 @@ COMMIT;
 SELECT * FROM held;
 SELECT dlock_check('a', :fence);
 
--- Outside a transaction block, it releases at once.
+-- Outside a transaction block, the release happens at once.
 SELECT dlock_acquire('a') AS fence \gset
 SELECT dlock_release_at_commit(:fence);
 SELECT * FROM held;
@@ -376,7 +376,7 @@ SELECT explain_error('SELECT dlock_release_at_commit(0)');
 SELECT dlock_release('a');
 SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
 
--- Transaction-scoped acquires end with the transaction in any case.
+-- A release at commit of a transaction-scoped acquire is refused.
 BEGIN;
 SELECT dlock_xact_acquire('a') AS fence \gset
 SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
