@@ -1,9 +1,9 @@
 --
 -- Leases: locks that outlive their session
 --
--- No session listens on "nobody", see tickets.sql.  After a lease's release,
--- the worker grants the lock some time later.  Therefore, the test waits for
--- the grant or uses another name.
+-- No session listens on "nobody", see tickets.sql.  The worker grants a
+-- lease's lock some time after its release.  Therefore the test waits for the
+-- grant after a release, or uses another name.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
