@@ -131,6 +131,7 @@ export class Lease extends Kept implements AsyncDisposable {
   readonly id: number;
   readonly ttl: number;
   open(options?: Waiting): Promise<this>;
+  /** Ends all of its locks. Waits for an open in progress. Does nothing if closed already. */
   close(): Promise<void>;
   lock(name: string, options?: Omit<LockOptions, 'ttl' | 'scope'>): Lock;
   /** Acquires all or none, in an order that prevents deadlocks. Release each of them, or close the lease. */

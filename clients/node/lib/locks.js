@@ -118,6 +118,7 @@ export class Lease extends Kept {
   #line; // for all calls that need not wait, one at a time
   #tail = Promise.resolve();
   #moved = 0; // when the connection was last passed on
+  #opening; // the last open
   #all = new Set(); // requested together, or held
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
@@ -137,12 +138,21 @@ export class Lease extends Kept {
     return new Line(this.server, this.locks.patience);
   }
 
-  async open({ signal } = {}) {
+  async open(options) {
     this.turn(NONE, 'asked for');
+    return (this.#opening = this.#open(options));
+  }
+
+  async #open({ signal } = {}) {
     this[anew]();
     try {
       // if the answer was lost, the lease has no locks, and expires
       this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
+      if (signal?.aborted) {
+        const close = call('dlock_lease_close', [this.id]);
+        await this.#line.ask(close, { until: now() + UNDO }).catch(() => {}); // else it expires
+        throw cancelled(signal);
+      }
       this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
       this.heart.add(this);
       this.state = 'held';
@@ -156,8 +166,9 @@ export class Lease extends Kept {
     return this;
   }
 
-  /** Closes the lease, which ends all of its locks. Does nothing if it is closed already. */
+  /** Closes the lease, which ends all of its locks. Waits for an open in progress. Does nothing if closed already. */
   async close() {
+    while (this.state === 'asked for') await this.#opening.catch(() => {});
     if (this.state === NONE) return;
     this.turn('held', 'being released');
     try {

@@ -272,6 +272,16 @@ rows.slots = async () => {
   });
 };
 
+rows.resize = async () => {
+  const root = new Locks(admin.url);
+  const shown = () => admin.ask("SELECT slots FROM dlock_slots WHERE name = 'slots'");
+  await raises(dlock.NotAllowed, '42501', () => locks.resize('slots', 1));
+  await root.resize('slots', 1);
+  assert.equal(await shown(), 1);
+  await root.resize('slots', null);
+  assert.equal(await shown(), undefined);
+};
+
 rows.transaction_commit = () => connected(async (client) => {
   await transaction(client, async () => {
     await using(new Lock(client, 'plain', { scope: 'transaction' }), async (lock) => {
@@ -344,6 +354,64 @@ rows.lease_many = async () => {
   await lease.run((again) => again.lock('a').run(async () => assert(await held(1))));
 };
 
+rows.acquire_all = async () => {
+  const free = () => Promise.all(['a', 'b'].map((name) => admin.isFree(name)));
+  await locks.lease({ ttl: LONG }).run(async (lease) => {
+    const neither = async () => {
+      await until(() => !lease.heart.owed.size, 'the heartbeat to take it back');
+      assert.deepEqual([await admin.left('a'), await admin.left('b')], [0, 1]);
+    };
+    await admin.holds('b', async () => {
+      await raises(LockTimeout, '55P03', () => lease.acquireAll(['a', 'b'], { timeout: 0 }));
+      await neither();
+      const stop = new AbortController();
+      const waiting = raises(Cancelled, '57014', () => lease.acquireAll(['a', 'b'], { signal: stop.signal }));
+      await admin.untilWaits('b');
+      stop.abort();
+      await waiting;
+      await neither();
+    });
+    await lease.acquireAll(['a', 'b']);
+    assert.deepEqual(await free(), [false, false]);
+  });
+  assert.deepEqual(await free(), [true, true]);
+};
+
+rows.renew_ttl = async () => {
+  for (const kept of [locks.lock('lease', { ttl: LONG }), locks.lease({ ttl: LONG })])
+    await kept.run(async () => {
+      const renew = async (ttl, expected = ttl) => {
+        const sent = now();
+        await kept.renew(ttl);
+        assert.equal(Number(await admin.ask('SELECT 1000 * extract(epoch FROM ttl) FROM dlock_leases')), expected);
+        assert(sent + 0.99 * expected <= kept.deadline && kept.deadline <= now() + 0.99 * expected);
+      };
+      await renew(2 * LONG);
+      await renew(LONG / 2);
+      const { deadline } = kept;
+      await raises(dlock.BadArgument, '22023', () => kept.renew(1e15));
+      assert.equal(kept.deadline, deadline);
+      await renew(undefined, LONG / 2);
+    });
+  await locks.lock('plain').run((lock) => raises(dlock.WrongState, '55000', () => lock.renew(LONG)));
+};
+
+rows.change_held = async () => {
+  for (const options of [{}, { ttl: LONG }])
+    await raises(LockLost, '55L01', () => locks.lock('held', options).run(async (lock) => {
+      const { fence } = lock;
+      assert.equal(await lock.isHeld(), true);
+      await lock.setInfo('changed');
+      await lock.downgrade();
+      assert.deepEqual(await admin.ask("SELECT ticket::float8, info, mode FROM dlock_locks WHERE name = 'held'"),
+        [fence, 'changed', 'shared']);
+      assert.equal(lock.fence, fence);
+      await admin.force(fence);
+      assert.equal(await lock.isHeld(), false);
+      await raises(LockLost, '55L01', () => lock.downgrade());
+    }));
+};
+
 rows.lease_closed_under_lock = async () => {
   const lease = await locks.lease({ ttl: LONG }).open();
   const lock = await lease.lock('closed').acquire();
@@ -356,21 +424,35 @@ rows.lease_closed_under_lock = async () => {
   assert(!lease.lost.aborted);
 };
 
+const seesLeases = async (count) => assert.equal(await admin.ask('SELECT count(*)::int FROM dlock_leases'), count);
+
 rows.lease_opened_twice = async () => {
-  const seen = async (count) => assert.equal(await admin.ask('SELECT count(*)::int FROM dlock_leases'), count);
   const lease = locks.lease({ ttl: LONG });
   const opening = lease.open();
   await raises(dlock.WrongState, '55000', () => lease.open());
   await opening;
   await raises(dlock.WrongState, '55000', () => lease.open());
-  await seen(1);
+  await seesLeases(1);
   await lease.close();
-  await seen(0);
+  await seesLeases(0);
 };
 
+rows.lease_closed_while_opening = async () => {
+  const lease = locks.lease({ ttl: LONG });
+  order('freeze');
+  const opening = lease.open();
+  await raises(dlock.WrongState, '55000', () => lease.open());
+  const closing = lease.close();
+  order('thaw');
+  await Promise.all([opening, closing]);
+  await seesLeases(0);
+  await lease.run(() => seesLeases(1));
+};
+
+const atMost = (count) => admin.ask("SELECT count(*) <= $1 FROM pg_stat_activity WHERE usename = 'app'", count);
+
 rows.connections = async () => {
-  const few = async () => assert(
-    (await admin.ask("SELECT count(*)::int FROM pg_stat_activity WHERE usename = 'app'")) <= 4);
+  const few = async () => assert(await atMost(4));
   await locks.lease({ ttl: LONG }).run(async (lease) => {
     const many = Array.from({ length: 1000 }, (_, n) => lease.lock(`many/${n}`));
     await Promise.all(many.map((lock) => lock.acquire()));
@@ -381,6 +463,18 @@ rows.connections = async () => {
     await few();
   });
 };
+
+rows.connections_waiting = () => locks.lease({ ttl: LONG }).run((lease) => connected(async (holder) => {
+  await holder.query("SELECT count(dlock_acquire('busy/' || n)) FROM generate_series(1, 20) AS n");
+  const waiting = Array.from({ length: 20 }, (_, n) => (
+    n < 10 ? lease.lock(`busy/${n + 1}`) : locks.lock(`busy/${n + 1}`, { ttl: LONG })).acquire());
+  await admin.until('SELECT count(*) = 20 FROM dlock_locks WHERE NOT granted');
+  assert(await atMost(22));
+  await holder.query('SELECT dlock_release_all()');
+  const held = await Promise.all(waiting);
+  await until(() => atMost(4), 'the connections to be closed');
+  await Promise.all(held.map((lock) => lock.release()));
+}, admin.url));
 
 rows.lease_same_owner = async () => {
   const fence = await connected(async (client) => Number(
@@ -552,6 +646,25 @@ rows.election_restart = async () => {
   assert.equal(await running[0], 'led');
 };
 
+rows.election_outage = async () => {
+  const hasty = new Locks(MAIN, { patience: 0 });
+  const fences = [];
+  let returned = false;
+  const running = hasty.election('leader', { ttl: SHORT }).run(async (lock) => {
+    fences.push(lock.fence);
+    if (fences.length > 1) return;
+    await told(lock);
+    returned = true;
+  });
+  await until(() => fences.length);
+  await admin.heartbeat();
+  order('freeze');
+  await until(() => returned);
+  order('thaw');
+  await running;
+  assert(fences[0] < fences[1]);
+};
+
 rows.watch = async () => {
   const events = locks.watch('leader');
   const next = async () => (await events.next()).value;
@@ -566,6 +679,27 @@ rows.watch = async () => {
   }, admin.url);
   isEvent(await next(), { event: 'free', lock: 'leader' });
   await events.return();
+};
+
+rows.observer = async () => {
+  const seen = [];
+  const observer = ({ what, name, scope, ms, error }) => {
+    seen.push([what, name, scope, error?.code].join(' ').trim());
+    assert(ms >= 0);
+    boom();
+  };
+  const observed = new Locks(MAIN, { observer });
+  await observed.lock('plain').run(() => {});
+  await admin.holds('busy', () => raises(
+    LockTimeout, '55P03', () => observed.lock('busy', { ttl: LONG, timeout: 0 }).acquire()));
+  await observed.lease(KEPT).run((lease) => raises(LockLost, '55L01', () => lease.lock('lost').run(async (lock) => {
+    await admin.force(lock.fence);
+    await told(lock);
+  })));
+  assert.deepEqual(seen, ['waited plain session', 'held plain session', 'failed busy lease 55P03',
+    'waited lost lease', 'lost lost lease']);
+  await until(() => warnings.length === seen.length);
+  assert(warnings.splice(0).every((warning) => warning instanceof Boom));
 };
 
 rows.errors = async () => {
@@ -932,6 +1066,21 @@ rows.release_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(asy
   await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
   assert(!lease.lost.aborted);
   await lease.lock('owed', { timeout: 0 }).run(() => {});
+});
+
+rows.acquire_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(async (lease) => {
+  await admin.holds('owed', async () => {
+    const stop = new AbortController();
+    const waiting = raises(Cancelled, '57014', () => lease.lock('owed').acquire({ signal: stop.signal }));
+    await admin.untilWaits('owed');
+    order('freeze');
+    stop.abort();
+    await waiting;
+    order('thaw');
+  });
+  await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
+  await admin.untilRenewed(lease.id);
+  assert(!lease.lost.aborted);
 });
 
 rows.pool_returned = async () => {
