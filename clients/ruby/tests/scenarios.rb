@@ -203,13 +203,6 @@ row :session_acquire_release do
     fence = lock.fence
     expect(ADMIN.call("SELECT ticket, info, scope FROM dlock_locks WHERE name = 'plain'"),
            [fence.to_s, 'me', 'session'])
-    lock.info = 'changed'
-    expect(ADMIN.call("SELECT info FROM dlock_locks WHERE name = 'plain'"), 'changed')
-    lock.downgrade
-    expect(ADMIN.call("SELECT mode FROM dlock_locks WHERE name = 'plain'"), 'shared')
-    lock.check
-    expect(lock.held_on_server?)
-    raises(Dlock::WrongState, '55000') { lock.renew }
   end
   expect(ADMIN.left('plain'), 0)
   LOCKS.lock('plain').synchronize { |lock| expect(lock.fence > fence) }
@@ -336,9 +329,13 @@ row :slots do
     big.release
     LOCKS.lock('slots', slots: 3, timeout: 0).synchronize { nil }
   end
+end
+
+row :resize do
   raises(Dlock::NotAllowed, '42501') { LOCKS.resize('slots', 1) }
   owner = Dlock::Locks.new(ADMIN.dsn)
   owner.resize('slots', 1)
+  expect(ADMIN.call('SELECT name, slots FROM dlock_slots'), %w[slots 1])
   LOCKS.lock('slots', slots: 3).synchronize do
     raises(Dlock::LockTimeout) { LOCKS.lock('slots', slots: 3, timeout: 0).acquire }
   end
@@ -373,8 +370,6 @@ row :lease_acquire_release do
     expect(lock.lost?, false)
     expect(lock.deadline > Dlock.now)
     lock.check
-    lock.info = 'changed'
-    expect(ADMIN.call("SELECT info FROM dlock_locks WHERE name = 'lease'"), 'changed')
   end
   expect([lock.lost?, ADMIN.left('lease')], [false, 0])
 end
@@ -386,45 +381,6 @@ row :lease_renews do
     expect([ADMIN.free?('lease'), lock.lost?], [false, false])
     wait_until { lock.deadline > deadline }
   end
-  [LOCKS.lock('lease', ttl: LONG), LOCKS.lease(LONG)].each { |kept| renews_with_ttl(kept) }
-  renews_unanswered
-  raises(Dlock::LockLost, '55L01') do
-    LOCKS.lock('lease', ttl: LONG).synchronize do |lock|
-      ADMIN.force(lock.fence)
-      expect(lock.held_on_server?, false)
-      lock.renew
-    end
-  end
-end
-
-def renews_with_ttl(kept)
-  kept.synchronize do
-    lease = kept.is_a?(Dlock::Lease) ? kept.id : kept.fence
-    [2 * LONG, LONG / 2].each do |ttl|
-      before = Dlock.now
-      kept.renew(ttl)
-      expect(ADMIN.call('SELECT extract(epoch FROM ttl)::integer FROM dlock_leases WHERE lease = $1', lease), ttl.to_s)
-      expect(kept.deadline.between?(before + 0.99 * ttl, Dlock.now + 0.99 * ttl))
-    end
-    deadline = kept.deadline
-    kept.renew
-    expect(kept.deadline.between?(deadline, Dlock.now + 0.99 * LONG / 2))
-    raises(Dlock::BadArgument, '22023') { kept.renew(1e12) }
-    expect(kept.instance_variable_get(:@heart).life, 0.99 * LONG / 2)
-  end
-end
-
-# Until the server answers, the shorter ttl counts.
-def renews_unanswered
-  lease = LOCKS.lease(LONG).open
-  lease.info = 'renewed'
-  expect(ADMIN.call('SELECT info FROM dlock_leases WHERE lease = $1', lease.id), 'renewed')
-  order('freeze')
-  renewing = start { lease.renew(SHORT) }
-  told(lease)
-  raises(Dlock::ConnectionLost) { ended(renewing) }
-  order('thaw')
-  ADMIN.until('SELECT count(*) = 0 FROM dlock_leases')
 end
 
 row :lease_deadline do
@@ -459,14 +415,17 @@ row :lease_many do
   end
   expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '0')
   expect([ADMIN.free?('b'), ADMIN.free?('c')], [true, true])
+end
 
-  # together
-  lease.synchronize do
+row :acquire_all do
+  LOCKS.lease(LONG).synchronize do |lease|
     ADMIN.holds('b') do
       raises(Dlock::LockTimeout, '55P03') { lease.acquire_all(%w[a b], timeout: 0) }
-      expect(ADMIN.free?('a'))
-      # interrupted
-      raises_timeout { lease.acquire_all(%w[a b]) }
+      expect([ADMIN.free?('a'), ADMIN.left('b')], [true, 1])
+      waiting = start { lease.acquire_all(%w[a b]) }
+      ADMIN.until_waits('b')
+      waiting.raise(Boom)
+      cancelled(waiting)
       ADMIN.until("SELECT count(*) = 1 FROM dlock_locks WHERE name IN ('a', 'b')")
     end
     wait_until { lease.heart.owed.empty? }
@@ -481,6 +440,8 @@ row :lease_many do
     lease.acquire_all(%w[a b])
   end
   expect([ADMIN.free?('a'), ADMIN.free?('b')], [true, true])
+
+  # on a connection of the program's
   connected do |db|
     ADMIN.holds('b') do
       raises(Dlock::LockTimeout, '55P03') { Dlock.acquire_all(db, %w[a b], timeout: 0) }
@@ -494,6 +455,80 @@ row :lease_many do
     two.release
     db.transaction { Dlock.acquire_all(db, %w[a b], transaction: true).each(&:release) && expect(ADMIN.left('a'), 1) }
     expect([ADMIN.left('a'), ADMIN.left('b')], [0, 0])
+  end
+end
+
+row :renew_ttl do
+  [LOCKS.lock('lease', ttl: LONG), LOCKS.lease(LONG)].each { |kept| renews_with_ttl(kept) }
+  renews_unanswered
+  raises(Dlock::LockLost, '55L01') do
+    LOCKS.lock('lease', ttl: LONG).synchronize do |lock|
+      ADMIN.force(lock.fence)
+      lock.renew
+    end
+  end
+  LOCKS.lock('session').synchronize { |lock| raises(Dlock::WrongState, '55000') { lock.renew(LONG) } }
+end
+
+def renews_with_ttl(kept)
+  kept.synchronize do
+    lease = kept.is_a?(Dlock::Lease) ? kept.id : kept.fence
+    ttl_is = lambda do |ttl|
+      expect(ADMIN.call('SELECT extract(epoch FROM ttl)::integer FROM dlock_leases WHERE lease = $1', lease), ttl.to_s)
+    end
+    [2 * LONG, LONG / 2].each do |ttl|
+      before = Dlock.now
+      kept.renew(ttl)
+      ttl_is.call(ttl)
+      expect(kept.deadline.between?(before + 0.99 * ttl, Dlock.now + 0.99 * ttl))
+    end
+    deadline = kept.deadline
+    kept.renew
+    expect(kept.deadline.between?(deadline, Dlock.now + 0.99 * LONG / 2))
+    deadline = kept.deadline
+    [1e12, 0].each { |ttl| raises(Dlock::BadArgument, '22023') { kept.renew(ttl) } }
+    ttl_is.call(LONG / 2)
+    expect([kept.deadline, kept.instance_variable_get(:@heart).life], [deadline, 0.99 * LONG / 2])
+  end
+end
+
+# Until the server answers, the shorter ttl counts.
+def renews_unanswered
+  lease = LOCKS.lease(LONG).open
+  order('freeze')
+  renewing = start { lease.renew(SHORT) }
+  told(lease)
+  raises(Dlock::ConnectionLost) { ended(renewing) }
+  order('thaw')
+  ADMIN.until('SELECT count(*) = 0 FROM dlock_leases')
+end
+
+row :change_held do
+  connected do |db|
+    LOCKS.lease(LONG).synchronize do |lease|
+      [LOCKS.lock('held'), Dlock::Lock.new(db, 'held'), LOCKS.lock('held', ttl: LONG),
+       lease.lock('held')].each { |lock| changes(lock) }
+      lease.info = 'changed'
+      expect(ADMIN.call('SELECT info FROM dlock_leases WHERE lease = $1', lease.id), 'changed')
+    end
+  end
+end
+
+def changes(lock)
+  raises(Dlock::LockLost, '55L01') do
+    lock.synchronize do
+      fence = lock.fence
+      expect(lock.held_on_server?)
+      lock.info = 'changed'
+      lock.downgrade
+      lock.check
+      expect(lock.fence, fence)
+      expect(ADMIN.call("SELECT ticket, info, mode FROM dlock_locks WHERE name = 'held'"),
+             [fence.to_s, 'changed', 'shared'])
+      ADMIN.force(fence)
+      expect(lock.held_on_server?, false)
+      raises(Dlock::LockLost, '55L01') { lock.downgrade }
+    end
   end
 end
 
@@ -524,6 +559,24 @@ row :lease_opened_twice do
   expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '0')
 end
 
+row :lease_closed_while_opening do
+  lease = LOCKS.lease(LONG)
+  order('freeze')
+  opening = start { lease.open }
+  wait_until { lease.instance_variable_get(:@state) == 'asked for' }
+  raises(Dlock::WrongState, '55000') { lease.open }
+  child = fork { exit!(lease.close.nil?) }
+  expect(Process.wait2(child)[1].success?)
+  closing = start { lease.close }
+  wait_until { closing.stop? }
+  expect(opening.alive?)
+  order('thaw')
+  ended(closing)
+  expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '0')
+  ended(opening)
+  lease.synchronize { expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '1') }
+end
+
 row :connections do
   LOCKS.lease(LONG).synchronize do |lease|
     many = Array.new(1000) { |n| lease.lock("many/#{n}") } + Array.new(10) { |n| LOCKS.lock("own/#{n}", ttl: LONG) }
@@ -532,6 +585,22 @@ row :connections do
     many.each(&:release)
     wait_until { ADMIN.connections <= 4 }
     expect(ADMIN.call('SELECT count(*) FROM dlock_locks'), '0')
+  end
+end
+
+row :connections_waiting do
+  connected(ADMIN.dsn) do |holder|
+    holder.exec("SELECT count(dlock_acquire('many/' || n)) FROM generate_series(0, 19) AS n")
+    LOCKS.lease(LONG).synchronize do |lease|
+      many = (0..9).map { |n| lease.lock("many/#{n}") } + (10..19).map { |n| LOCKS.lock("many/#{n}", ttl: LONG) }
+      waiting = many.map { |lock| start { lock.acquire } }
+      ADMIN.until('SELECT count(*) = 20 FROM dlock_locks WHERE NOT granted')
+      expect(ADMIN.connections <= 22)
+      holder.exec('SELECT dlock_release_all()')
+      waiting.each { |thread| ended(thread) }
+      wait_until { ADMIN.connections <= 4 }
+      many.each(&:release)
+    end
   end
 end
 
@@ -724,6 +793,24 @@ row :election_restart do
   expect(ended(running), 'led')
 end
 
+row :election_outage do
+  leader = nil
+  fences = []
+  running = start do
+    Dlock::Locks.new(MAIN, patience: 0).election('leader', ttl: SHORT).run do |lock|
+      leader = lock
+      fences << lock.fence
+      told(lock) if fences.size == 1
+    end
+  end
+  wait_until { fences.any? }
+  order('freeze')
+  wait_until { !leader.held? }
+  order('thaw')
+  ended(running)
+  expect([fences.size, fences[0] < fences[-1]], [2, true])
+end
+
 row :watch do
   during(LOCKS.watch('leader')) do |events|
     expect(event(events)[0, 2], %w[free leader])
@@ -739,6 +826,31 @@ row :watch do
     end
     expect(event(events)[0, 2], %w[free leader])
   end
+end
+
+row :observer do
+  $stderr = StringIO.new
+  seen = Queue.new
+  locks = Dlock::Locks.new(MAIN, observer: lambda do |observation|
+    seen << [observation.what, observation.name, observation.error.class]
+    exit(1)
+  end)
+  saw = lambda do |*wanted|
+    wait_until("#{wanted} of the observer") { seen.size >= wanted.size }
+    expect(Array.new(seen.size) { seen.pop }.sort_by(&:first), wanted)
+  end
+  [{}, { ttl: LONG }].each do |options|
+    lock = locks.lock('seen', timeout: 0, **options)
+    lock.synchronize { saw.call(['waited', 'seen', NilClass]) }
+    saw.call(['held', 'seen', NilClass])
+    ADMIN.holds('seen') { raises(Dlock::LockTimeout, '55P03') { lock.acquire } }
+    saw.call(['failed', 'seen', Dlock::LockTimeout])
+    raises(Dlock::LockLost, '55L01') { lock.synchronize { ADMIN.force(lock.fence) } }
+    saw.call(['lost', 'seen', NilClass], ['waited', 'seen', NilClass])
+    expect(ADMIN.left('seen'), 0)
+  end
+ensure
+  $stderr = STDERR
 end
 
 row :errors do
@@ -1194,6 +1306,22 @@ row :release_owed do
     order('freeze')
     raises(Dlock::ConnectionLost) { lock.release }
     order('thaw')
+    ADMIN.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+    expect(lease.lost?, false)
+    lease.lock('owed', timeout: 0).synchronize { nil }
+  end
+end
+
+row :acquire_owed do
+  Dlock::Locks.new(MAIN, patience: 0.1).lease(LONG, interval: 0.5).synchronize do |lease|
+    ADMIN.holds('owed') do
+      waiting = start { lease.lock('owed').acquire }
+      ADMIN.until_waits('owed')
+      order('freeze')
+      waiting.raise(Boom)
+      cancelled(waiting)
+      order('thaw')
+    end
     ADMIN.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
     expect(lease.lost?, false)
     lease.lock('owed', timeout: 0).synchronize { nil }

@@ -50,12 +50,14 @@ module Dlock
       check
       heart = @heart
       raise WrongState.new("#{self} has no lease of its own", '55000') unless heart && @ttl
+      raise BadArgument.new('there is no such ttl', '22023') if ttl && ttl <= 0
 
-      life, interval = ttl ? heart.change(ttl, @interval * ttl / @ttl) : [heart.life, heart.interval]
+      life, interval, before = heart.life, heart.interval, heart.deadline
+      heart.change(ttl, @interval * ttl / @ttl) if ttl
       begin
         kept, sent = send_held(Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl)))
       rescue BadArgument, NotAllowed
-        heart.changed(0, life, interval)
+        heart.changed(before - life, life, interval)
         raise
       end
       lose('the server has ended its lease') unless kept
@@ -96,7 +98,7 @@ module Dlock
       heart = @heart
       if heart&.over && !@loss
         Dlock.guarded { set_lost(heart.over) if @heart.equal?(heart) }
-      elsif @state == 'held' && @pid != Process.pid
+      elsif @state != 'not held' && @pid != Process.pid
         @state = 'not held'
         @heart = nil
         @loss ||= "#{self} is the parent process's"
@@ -108,6 +110,7 @@ module Dlock
       Dlock.guarded do
         raise WrongState.new("#{self} is #{@state}", '55000') unless @state == before
 
+        @pid = Process.pid
         @state = after
       end
     end
@@ -130,7 +133,6 @@ module Dlock
     def begin_hold
       observe('waited', @since)
       Dlock.guarded do
-        @pid = Process.pid
         @since = Dlock.now
         @state = 'held'
       end
@@ -179,23 +181,16 @@ module Dlock
       end
     end
 
-    def tell(callback)
+    def tell(callback, news = self)
       Task.thread do
-        callback.call(self)
+        callback.call(news)
       rescue Exception => e # rubocop:disable Lint/RescueException
         warn "dlock: callback of #{self}: #{e.full_message(highlight: false)}"
       end
     end
 
     def observe(what, since, error = nil)
-      return unless @observer
-
-      seen = Observation.new(what, to_s, Dlock.now - since, error)
-      Task.thread do
-        @observer.call(seen)
-      rescue StandardError => e
-        warn "dlock: observer: #{e.full_message(highlight: false)}"
-      end
+      tell(@observer, Observation.new(what, name, Dlock.now - since, error)) if @observer
     end
   end
 
@@ -255,16 +250,14 @@ module Dlock
       ttl * (1 - MARGIN)
     end
 
-    # Requests another ttl. Until the server answers, the shorter ttl counts. Returns the values before.
+    # Requests another ttl. Until the server answers, the shorter ttl counts.
     def change(ttl, interval)
       Dlock.guarded do
-        before = [@life, @interval]
         @life = [@life, life_of(ttl)].min
         @interval = [@interval, interval].min
         @deadline = [@deadline, Dlock.now + @life].min
         @due = [@due, Dlock.now + @interval].min
         MOVED.broadcast
-        before
       end
     end
 

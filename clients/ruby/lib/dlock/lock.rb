@@ -47,7 +47,7 @@ module Dlock
         let_go
       ensure
         end_hold
-        observe('held', @since)
+        observe('held', @since) unless @loss
         @fence = nil
       end
       nil

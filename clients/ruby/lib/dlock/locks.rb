@@ -78,7 +78,7 @@ module Dlock
     attr_reader :id, :locks, :heart, :near
 
     def initialize(locks, ttl, interval: nil, info: nil, delay: nil, near: '')
-      super(locks.observer)
+      super()
       @locks = locks
       @ttl = ttl
       @interval = interval || (ttl / 3.0)
@@ -96,7 +96,7 @@ module Dlock
       begin_wait
       @together.clear
       # if the answer is lost, the lease has no locks, and expires
-      Task.run(->(_) { shut }) do
+      Task.run(->(_) { close }) do
         @id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
         @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
         begin_hold
@@ -108,9 +108,12 @@ module Dlock
       self
     end
 
-    # Ends all locks of the lease. If the lease is already closed, does nothing.
+    # Ends all locks of the lease. If the lease is already closed, does nothing. If another thread is opening it, waits
+    # until the open has ended.
     def close
       look
+      pause = Dlock.pauses(0.1)
+      sleep(pause.call) while @state == 'asked for'
       return if @state == 'not held'
 
       turn('held', 'being released')
