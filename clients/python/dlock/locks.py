@@ -267,7 +267,10 @@ class BaseLease(Kept, Generic[LockT]):
     @both
     async def close(self) -> None:
         """Closes the lease, which ends all of its locks.  Does nothing if it
-        is closed already."""
+        is closed already.  If it is being opened, waits for the end of that."""
+        waiting = pauses()
+        while self._state == 'asked for' and self._pid == os.getpid():
+            await settle(self.sleep(next(waiting)))
         if self._state != NONE:
             self._turn('held', 'being released')
             await self.through(self._close())
