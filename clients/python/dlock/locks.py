@@ -99,13 +99,14 @@ class Kept(Caller):
         if heart is None or self.ttl is None:
             raise WrongState(f'{self} has no lease of its own', '55000')
         life, interval = heart.life, heart.interval
+        sent = heart.deadline - life
         if ttl is not None:
             heart.change(ttl, rhythm(ttl, ttl * self._interval / self.ttl))
         try:
             kept = await self._ask(call('dlock_renew', self._id(),
                                         ttl=delta(ttl)))
         except (BadArgument, NotAllowed):
-            heart.changed(0, life, interval)
+            heart.changed(sent, life, interval)
             raise
         if kept is None:
             self.lost.set('the server has ended its lease')
