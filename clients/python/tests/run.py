@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import psycopg
@@ -115,10 +115,11 @@ class Admin:
                     "WHERE application_name = 'dlock heartbeat'")
 
     @contextmanager
-    def holds(self, name):
+    def holds(self, *names):
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            ticket = connection.execute(
-                'SELECT dlock_acquire(%s)', [name]).fetchone()[0]
+            for name in names:
+                ticket = connection.execute(
+                    'SELECT dlock_acquire(%s)', [name]).fetchone()[0]
             yield ticket
             connection.execute('SELECT dlock_release_all()')
 
@@ -131,6 +132,17 @@ def wait_until(condition, what='something'):
     while not condition():
         assert time.monotonic() < end, f'waited for {what}'
         time.sleep(0.01)
+
+
+def start_twice(call):
+    """In two threads at the same time: one is refused; returns the other"""
+    calls = [start(call) for _ in range(2)]
+    wait(calls, TIMEOUT, FIRST_EXCEPTION)
+    refused, = [one for one in calls if one.done() and one.exception()]
+    with raises(dlock.WrongState, '55000'):
+        refused.result()
+    calls.remove(refused)
+    return calls[0]
 
 
 def late(kind=dlock.Locks):
@@ -242,14 +254,8 @@ def lock_used_twice():
     for options in {}, {'ttl': LONG}:
         lock = locks.lock('twice', **options)
         with admin.holds('twice'):
-            waiting = [start(lock.acquire) for _ in range(2)]
-            wait_until(lambda: any(w.done() for w in waiting))
-            winner, = [w for w in waiting if not w.done()]
-        fence = winner.result(TIMEOUT)
-        for refused in waiting:
-            if refused is not winner:
-                with raises(dlock.WrongState, '55000'):
-                    refused.result()
+            waiting = start_twice(lock.acquire)
+        fence = waiting.result(TIMEOUT)
         with raises(dlock.WrongState, '55000'):
             lock.acquire()
         lock.check()
@@ -387,6 +393,30 @@ def slots():
 
 
 @row
+def resize():
+    def slots():
+        return admin("SELECT slots FROM dlock_slots WHERE name = 'resized'")
+
+    with raises(dlock.NotAllowed, '42501'):
+        locks.resize('resized', 1)
+    root = dlock.Locks(admin.dsn)
+    root.resize('resized', 1)
+    assert slots() == 1
+    root.resize('resized', None)
+    assert slots() is None
+
+    async def same():
+        with raises(dlock.NotAllowed, '42501'):
+            await async_locks.resize('resized', 1)
+        root = dlock.AsyncLocks(admin.dsn)
+        await root.resize('resized', 1)
+        assert slots() == 1
+        await root.resize('resized', None)
+        assert slots() is None
+    asyncio.run(same())
+
+
+@row
 def transaction_commit():
     with connection() as db:
         with db.transaction():
@@ -462,6 +492,10 @@ def lease_deadline():
     lock.release()
 
 
+def leases():
+    return admin('SELECT count(*) FROM dlock_leases')
+
+
 @row
 def lease_many():
     def held(count):
@@ -477,7 +511,7 @@ def lease_many():
         assert held(2) and admin.is_free('a') and not admin.is_free('b')
         with raises(dlock.LockTimeout):
             lease.lock('b', timeout=0).acquire()
-    assert admin('SELECT count(*) FROM dlock_leases') == 0
+    assert leases() == 0
     assert admin.is_free('b') and admin.is_free('c')
 
     async def same():
@@ -486,8 +520,89 @@ def lease_many():
             async with lease.lock('a'), lease.lock('b'):
                 assert held(2)
             assert held(0)
-        assert admin('SELECT count(*) FROM dlock_leases') == 0
+        assert leases() == 0
     asyncio.run(same())
+
+
+@row
+def acquire_all():
+    def is_undone(lease):
+        wait_until(lambda: not lease._heart.owed)
+        return admin.left('a') == 0 and admin.left('b') == 1
+
+    with locks.lease(LONG) as lease:
+        with admin.holds('b'):
+            with raises(dlock.LockTimeout, '55P03'):
+                lease.acquire_all(['a', 'b'], timeout=0)
+            assert is_undone(lease)
+            # as if the answer to an earlier request had been lost
+            with connection() as db:
+                db.execute("SELECT dlock_lease_acquire('a', %s)", [lease.id])
+            breaks_off(lambda: lease.acquire_all(['a', 'b']))
+            assert is_undone(lease)
+        for lock in lease.acquire_all(['a', 'b']):
+            lock.check()
+        assert not admin.is_free('a') and not admin.is_free('b')
+    assert admin.is_free('a') and admin.is_free('b')
+
+    async def same():
+        async with async_locks.lease(LONG) as lease:
+            with admin.holds('b'):
+                with raises(dlock.LockTimeout, '55P03'):
+                    await lease.acquire_all(['a', 'b'], timeout=0)
+                assert is_undone(lease)
+                waiting = asyncio.ensure_future(lease.acquire_all(['a', 'b']))
+                await beside(admin.until_waits, 'b')
+                waiting.cancel()
+                with raises(asyncio.CancelledError):
+                    await waiting
+                assert is_undone(lease)
+            for lock in await lease.acquire_all(['a', 'b']):
+                lock.check()
+            assert not admin.is_free('a') and not admin.is_free('b')
+        assert admin.is_free('a') and admin.is_free('b')
+    asyncio.run(same())
+
+
+@row
+def renew_ttl():
+    def shows(ttl, since):
+        return admin(
+            'SELECT ttl = make_interval(secs => %s) FROM dlock_leases '
+            'WHERE lease = %s', ttl, lease) and (
+            since + ttl * 0.99 <= kept.deadline <= now() + ttl * 0.99)
+
+    with locks.lock('renewed', ttl=LONG) as lock, locks.lease(LONG) as many:
+        for kept, lease in (lock, lock.fence), (many, many.id):
+            for ttl in 2 * LONG, LONG / 2:
+                since = now()
+                kept.renew(ttl)
+                assert shows(ttl, since)
+            with raises(dlock.BadArgument, '22023'):
+                kept.renew(1e12)
+            assert shows(ttl, since)
+    with locks.lock('renewed') as session:
+        with raises(dlock.WrongState, '55000'):
+            session.renew()
+
+
+@row
+def change_held():
+    with locks.lease(LONG) as lease:
+        for lock in (locks.lock('held'), locks.lock('held', ttl=LONG),
+                     lease.lock('held')):
+            fence = lock.acquire()
+            assert lock.is_held()
+            lock.set_info('me')
+            lock.downgrade()
+            assert lock.is_held() and lock.fence == fence
+            assert admin('SELECT ticket, info, mode FROM dlock_locks '
+                         "WHERE name = 'held'") == (fence, 'me', 'shared')
+            admin.force(fence)
+            assert not lock.is_held()
+            for call in lock.downgrade, lock.release:
+                with raises(dlock.LockLost, '55L01'):
+                    call()
 
 
 @row
@@ -517,16 +632,13 @@ def lease_closed_under_lock():
 
 @row
 def lease_opened_twice():
-    def seen(count):
-        assert admin('SELECT count(*) FROM dlock_leases') == count
-
     lease = locks.lease(LONG)
-    lease.open()
+    start_twice(lease.open).result(TIMEOUT)
     with raises(dlock.WrongState, '55000'):
         lease.open()
-    seen(1)
+    assert leases() == 1
     lease.close()
-    seen(0)
+    assert leases() == 0
 
     async def same():
         lease = async_locks.lease(LONG)
@@ -537,9 +649,40 @@ def lease_opened_twice():
         await opening
         with raises(dlock.WrongState, '55000'):
             await lease.open()
-        seen(1)
+        assert leases() == 1
         await lease.close()
-        seen(0)
+        assert leases() == 0
+    asyncio.run(same())
+
+
+@row
+def lease_closed_while_opening():
+    lease = locks.lease(LONG)
+    order('freeze')
+    opening = start_twice(lease.open)
+    closing = start(lease.close)
+    wait_until(lambda: closing.running() or closing.done())
+    order('thaw')
+    closing.result(TIMEOUT)
+    opening.result(TIMEOUT)
+    assert leases() == 0
+    with lease:
+        lease.check()
+
+    async def same():
+        lease = async_locks.lease(LONG)
+        order('freeze')
+        opening = asyncio.ensure_future(lease.open())
+        closing = asyncio.ensure_future(lease.close())
+        await asyncio.sleep(0)
+        with raises(dlock.WrongState, '55000'):
+            await lease.open()
+        order('thaw')
+        await closing
+        assert opening.done() and await opening
+        assert leases() == 0
+        async with lease:
+            lease.check()
     asyncio.run(same())
 
 
@@ -567,6 +710,43 @@ def connections_row():
             assert connections() <= 4
             await asyncio.gather(*(lock.release() for lock in many))
             assert connections() <= 4
+    asyncio.run(same())
+
+
+@row
+def connections_waiting():
+    names = [f'busy/{n}' for n in range(20)]
+
+    def locks_of(locks, lease):
+        return [*(lease.lock(name) for name in names[:10]),
+                *(locks.lock(name, ttl=LONG) for name in names[10:])]
+
+    def until_at_most(count):
+        wait_until(lambda: connections() <= count, f'{count} connections')
+
+    all_wait = 'SELECT count(*) = 20 FROM dlock_locks WHERE NOT granted'
+    with locks.lease(LONG) as lease:
+        many = locks_of(locks, lease)
+        with admin.holds(*names):
+            waiting = [start(lock.acquire) for lock in many]
+            admin.until(all_wait)
+            until_at_most(22)
+        for one in waiting:
+            one.result(TIMEOUT)
+        until_at_most(4)
+        for lock in many:
+            lock.release()
+
+    async def same():
+        async with async_locks.lease(LONG) as lease:
+            many = locks_of(async_locks, lease)
+            with admin.holds(*names):
+                waiting = asyncio.gather(*(lock.acquire() for lock in many))
+                await beside(admin.until, all_wait)
+                until_at_most(22)
+            await waiting
+            until_at_most(4)
+            await asyncio.gather(*(lock.release() for lock in many))
     asyncio.run(same())
 
 
@@ -799,6 +979,47 @@ def election_restart():
 
 
 @row
+def election_outage():
+    led, returned = [], threading.Event()
+
+    def work(lock):
+        led.append(lock.fence)
+        if len(led) == 1:
+            told(lock.lost)
+        returned.set()
+        return lock.fence
+
+    hasty = dlock.Locks(MAIN, patience=0)
+    running = start(hasty.election('leader', ttl=SHORT).run, work)
+    wait_until(lambda: led)
+    order('freeze')
+    assert returned.wait(TIMEOUT)
+    order('thaw')
+    assert running.result(TIMEOUT) > led[0]
+
+    async def same():
+        led, returned = [], asyncio.Event()
+
+        async def work(lock):
+            led.append(lock.fence)
+            try:
+                if len(led) == 1:
+                    order('freeze')
+                    await asyncio.wait_for(lock.lost.wait(), TIMEOUT)
+            finally:
+                returned.set()
+            return lock.fence
+
+        hasty = dlock.AsyncLocks(MAIN, patience=0)
+        running = asyncio.ensure_future(
+            hasty.election('leader', ttl=SHORT).run(work))
+        await asyncio.wait_for(returned.wait(), TIMEOUT)
+        order('thaw')
+        assert await running > led[0]
+    asyncio.run(same())
+
+
+@row
 def watch():
     def change():
         with psycopg.connect(admin.dsn, autocommit=True) as db:
@@ -831,6 +1052,46 @@ def watch():
         next(changes)
         assert (await anext(events))[:2] == ('free', 'leader')
         await events.aclose()
+    asyncio.run(same())
+
+
+@row
+def observer():
+    seen = []
+
+    def broken(one):
+        seen.append((one.what, one.name, one.scope))
+        raise KeyError
+
+    def all_seen():
+        expected = [('waited', 'a', 'session'), ('held', 'a', 'session'),
+                    ('failed', 'busy', 'lease'),
+                    ('waited', 'b', 'lease'), ('lost', 'b', 'lease')]
+        wait_until(lambda: len(seen) >= len(expected))
+        return seen == expected
+
+    observed = dlock.Locks(MAIN, observer=broken)
+    with observed.lock('a') as lock:
+        lock.check()
+    with admin.holds('busy'), raises(dlock.LockTimeout, '55P03'):
+        observed.lock('busy', timeout=0, ttl=LONG).acquire()
+    with raises(dlock.LockLost, '55L01'), observed.lock('b', **KEPT) as lock:
+        admin.force(lock.fence)
+        told(lock.lost)
+    assert all_seen()
+
+    async def same():
+        seen.clear()
+        observed = dlock.AsyncLocks(MAIN, observer=broken)
+        async with observed.lock('a') as lock:
+            lock.check()
+        with admin.holds('busy'), raises(dlock.LockTimeout, '55P03'):
+            await observed.lock('busy', timeout=0, ttl=LONG).acquire()
+        with raises(dlock.LockLost, '55L01'):
+            async with observed.lock('b', **KEPT) as lock:
+                admin.force(lock.fence)
+                await asyncio.wait_for(lock.lost.wait(), TIMEOUT)
+        assert all_seen()
     asyncio.run(same())
 
 
@@ -1244,10 +1505,10 @@ def alarms(interval):
         signal.signal(signal.SIGALRM, before)
 
 
-def breaks_off(lock, twice):
+def breaks_off(call, twice=False):
     try:
         with alarms(0.002 if twice else 0):
-            lock.acquire()
+            call()
     except Alarm:
         return
     raise AssertionError('not broken off')
@@ -1262,7 +1523,7 @@ def acquire_broken_off():
             for lock in (locks.lock('busy'), locks.lock('busy', ttl=LONG),
                          lease.lock('busy'), dlock.Lock(db, 'busy')):
                 with admin.holds('busy'):
-                    breaks_off(lock, twice)
+                    breaks_off(lock.acquire, twice)
                     admin.until('SELECT count(*) = 1 FROM dlock_locks '
                                 "WHERE name = 'busy'")
                 admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
@@ -1396,6 +1657,39 @@ def release_owed():
             await beside(order, 'thaw')
             await beside(admin.until, 'SELECT count(*) = 0 FROM dlock_locks '
                          "WHERE name = 'owed'")
+    asyncio.run(same())
+
+
+@row
+def acquire_owed():
+    def until_undone(lease):
+        admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+        admin.until_renewed(lease.id)
+        return not lease.lost
+
+    with dlock.Locks(MAIN, patience=0.1).lease(**KEPT) as lease:
+        lock = lease.lock('owed')
+        with admin.holds('owed'):
+            waiting = start(lock.acquire)
+            admin.until_waits('owed')
+            order('freeze')
+            lock.cancel()
+            with raises(dlock.Cancelled):
+                waiting.result(TIMEOUT)
+            order('thaw')
+        assert until_undone(lease)
+
+    async def same():
+        async with dlock.AsyncLocks(MAIN, patience=0.1).lease(**KEPT) as lease:
+            with admin.holds('owed'):
+                waiting = asyncio.ensure_future(lease.lock('owed').acquire())
+                await beside(admin.until_waits, 'owed')
+                order('freeze')
+                waiting.cancel()
+                with raises(asyncio.CancelledError):
+                    await waiting
+                order('thaw')
+            assert await beside(until_undone, lease)
     asyncio.run(same())
 
 
