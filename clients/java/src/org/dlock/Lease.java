@@ -9,6 +9,9 @@ import java.util.concurrent.locks.ReentrantLock;
 
 /** One heartbeat for any number of locks, all of them on one server */
 public final class Lease extends Kept<Lease> {
+    /** The server refuses a shorter ttl. */
+    static final Duration LEAST = Duration.ofMillis(100);
+
     final Locks locks;
     Source source;
     private final Duration ttl;
@@ -63,9 +66,9 @@ public final class Lease extends Kept<Lease> {
 
     static Duration interval(Duration ttl, Duration interval) throws DlockException {
         Duration pause = interval == null ? ttl.dividedBy(3) : interval;
-        if (ttl.compareTo(Duration.ofMillis(1)) < 0 || ttl.compareTo(Duration.ofDays(36500)) > 0
+        if (ttl.compareTo(LEAST) < 0 || ttl.compareTo(Duration.ofDays(36500)) > 0
                 || pause.isNegative() || pause.isZero() || pause.compareTo(ttl.multipliedBy(99).dividedBy(100)) >= 0)
-            throw new DlockException.BadArgument("the interval has to be less than the ttl");
+            throw new DlockException.BadArgument("the ttl must be at least 100 ms, and the interval less than the ttl");
         return pause;
     }
 

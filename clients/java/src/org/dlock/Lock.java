@@ -289,7 +289,8 @@ public final class Lock extends Kept<Lock> {
         if (time.isNegative() || time.isZero())
             release();
         else
-            leave(() -> giveBack(line, Line.call("dlock_renew", Map.of(), fence(), time), true));
+            leave(() -> giveBack(line, Line.call("dlock_renew", Map.of(), fence(),
+                    time.compareTo(Lease.LEAST) < 0 ? Lease.LEAST : time), true));
     }
 
     private interface Leaving {
