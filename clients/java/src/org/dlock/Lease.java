@@ -105,8 +105,8 @@ public final class Lease extends Kept<Lease> {
                 return null;
             });
         } finally {
-            state.set(NONE);
             line.close();
+            state.set(NONE);
         }
     }
 

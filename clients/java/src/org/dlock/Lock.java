@@ -303,9 +303,9 @@ public final class Lock extends Kept<Lock> {
         try {
             leaving.run();
         } finally {
-            state.set(NONE);
             if (!line.given)
                 line.close();
+            state.set(NONE);
             Locks.tell(() -> observer.released(this, Duration.ofNanos(held)));
         }
     }
