@@ -133,8 +133,6 @@ public final class Lease extends Kept<Lease> {
         }
     }
 
-    boolean doubt() { return line.doubt; }
-
     @Override
     public String toString() { return "lease " + id; }
 }

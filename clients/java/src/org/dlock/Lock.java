@@ -26,6 +26,7 @@ public final class Lock extends Kept<Lock> {
     private Duration limit;             // of this acquire
     private long until, since;
     private String owner, asked;        // the owners of the requests
+    private boolean doubt;              // may the lease's connection have executed an earlier one, too?
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
     private volatile List<Long> fences = List.of();
 
@@ -126,6 +127,7 @@ public final class Lock extends Kept<Lock> {
         heart = null;
         fences = List.of();
         asked = null;
+        doubt = false;
         this.limit = limit;
         until = Line.after(limit);
         line.checked = !Duration.ZERO.equals(limit) && !line.given;
@@ -202,8 +204,13 @@ public final class Lock extends Kept<Lock> {
         heart = lease.heart;
         try {
             // over the lease's connection, if there is no need to wait
-            fences = lease.hold(over -> fences(
-                    over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now()))));
+            fences = lease.hold(over -> {
+                try {
+                    return fences(over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now())));
+                } finally {
+                    doubt = over.doubt;
+                }
+            });
         } catch (DlockException.LockTimeout error) {
             if (Duration.ZERO.equals(limit))
                 throw error;
@@ -238,7 +245,7 @@ public final class Lock extends Kept<Lock> {
      */
     private void undo(Throwable error) {
         boolean refused = error instanceof DlockException && !(error instanceof DlockException.QuorumLate)
-                && fences.isEmpty() && !line.doubt && (lease == null || lease.heart == null || !lease.doubt());
+                && fences.isEmpty() && !line.doubt && !doubt;
         if (heart != null)
             heart.remove(lost, lease == null);
         if (!line.given || !inTransaction && !(error instanceof DlockException))
