@@ -160,7 +160,7 @@ if (@stacks > 3)
 	  session_acquire_release try_busy lease_many enqueue_connection_killed
 	  session_connection_killed lease_connection_killed lease_backend_stopped
 	  lease_server_stopped lease_restart acquire_cancelled acquire_broken_off
-	  release_silent release_owed);
+	  release_silent release_owed acquire_owed);
 	run_scenarios('java', shift(@pool), '-Dpools=Sources', @pool, 'Run');
 }
 run_scenarios('java', @java, 'Run');

@@ -31,6 +31,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 import java.util.stream.Stream;
 import javax.sql.DataSource;
@@ -41,6 +42,7 @@ import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
 import org.dlock.Lost;
+import org.dlock.Observer;
 import org.dlock.Tickets;
 
 /**
@@ -442,7 +444,16 @@ public final class Run {
         }
     }
 
-    @Row(10) static void transaction_commit() throws Exception {
+    @Row(10) static void resize() throws Exception {
+        Locks admins = new Locks(admin.url);
+        raises(DlockException.NotAllowed.class, "42501", () -> locks.resize("sized", 1));
+        admins.resize("sized", 1);
+        same(admin.ask("SELECT array_agg(slots) FROM dlock_slots WHERE name = 'sized'"), List.of(1));
+        admins.resize("sized", null);
+        same(admin.ask("SELECT array_agg(slots) FROM dlock_slots WHERE name = 'sized'"), null);
+    }
+
+    @Row(11) static void transaction_commit() throws Exception {
         try (Connection db = connection()) {
             transaction(db, () -> {
                 try (Lock lock = Lock.inTransaction(db, "plain").acquire()) {
@@ -454,7 +465,7 @@ public final class Run {
         }
     }
 
-    @Row(11) static void transaction_rollback() throws Exception {
+    @Row(12) static void transaction_rollback() throws Exception {
         try (Connection db = connection()) {
             raises(Mine.class, null, () -> transaction(db, () -> {
                 try (Lock lock = Lock.inTransaction(db, "plain").acquire()) {
@@ -465,7 +476,7 @@ public final class Run {
         }
     }
 
-    @Row(12) static void lease_acquire_release() throws Exception {
+    @Row(13) static void lease_acquire_release() throws Exception {
         Lock used = locks.lock("lease").ttl(LONG).owner("job/1").info("me");
         try (Lock lock = used.acquire()) {
             check(admin.is("SELECT (ticket, scope, owner, info) = (?, 'lease', 'job/1', 'me') AND pid IS NULL"
@@ -478,7 +489,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(13) static void lease_renews() throws Exception {
+    @Row(14) static void lease_renews() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             long deadline = lock.deadline();
             admin.untilRenewed(lock.fence(), 2);
@@ -487,7 +498,7 @@ public final class Run {
         }
     }
 
-    @Row(14) static void lease_deadline() throws Exception {
+    @Row(15) static void lease_deadline() throws Exception {
         Lock lock = late().lock("lease").ttl(LONG);
         Task<Lock> waiting;
         long latest;
@@ -512,7 +523,7 @@ public final class Run {
                 List.of(count));
     }
 
-    @Row(15) static void lease_many() throws Exception {
+    @Row(16) static void lease_many() throws Exception {
         try (Lease lease = locks.lease(LONG).info("many").open()) {
             List<Lock> many = List.of(lease.lock("a").acquire(), lease.lock("b").acquire(), lease.lock("c").acquire());
             same(admin.ask("SELECT count(*) FROM dlock_leases"), 1L);
@@ -526,7 +537,74 @@ public final class Run {
         check(admin.isFree("b") && admin.isFree("c"));
     }
 
-    @Row(16) static void lease_closed_under_lock() throws Exception {
+    @Row(17) static void acquire_all() throws Exception {
+        try (Lease lease = locks.lease(LONG).open()) {
+            Lock both = lease.lock("a", "b");
+            try (Holder other = admin.holds("b")) {
+                busy(lease.lock("a", "b").timeout(NOW)::acquire);
+                same(admin.left("a") + admin.left("b"), 1L);
+                Task<Lock> waiting = new Task<>(both::acquire);
+                admin.untilWaits("b");
+                both.cancel();
+                raises(DlockException.Cancelled.class, "57014", waiting::result);
+                same(admin.left("a") + admin.left("b"), 1L);
+            }
+            both.acquire();
+            for (String name : List.of("a", "b"))
+                same(admin.ask("SELECT array_agg(ticket) FROM dlock_locks WHERE name = ?", name),
+                        List.of(both.fence(name)));
+        }
+        check(admin.isFree("a") && admin.isFree("b"));
+    }
+
+    interface Renewal {
+        void with(Duration ttl) throws Exception;
+    }
+
+    static void renews(Renewal renewal, LongSupplier deadline, long lease) throws Exception {
+        String kept = "SELECT ttl = CAST(? AS interval) FROM dlock_leases WHERE lease = ?";
+        Duration half = LONG.dividedBy(2);
+        for (Duration ttl : List.of(LONG.multipliedBy(2), half)) {
+            long life = ttl.toNanos() / 100 * 99, before = Locks.now();
+            renewal.with(ttl);
+            check(admin.is(kept, ttl.toString(), lease));
+            check(before + life <= deadline.getAsLong() && deadline.getAsLong() <= Locks.now() + life);
+        }
+        long last = deadline.getAsLong();
+        for (Duration refused : List.of(Duration.ofMillis(50), Duration.ofDays(1000)))
+            raises(DlockException.BadArgument.class, "22023", () -> renewal.with(refused));
+        check(admin.is(kept, half.toString(), lease));
+        same(deadline.getAsLong(), last);
+    }
+
+    @Row(18) static void renew_ttl() throws Exception {
+        try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Lease lease = locks.lease(LONG).open();
+                Lock session = locks.lock("plain").acquire()) {
+            renews(lock::renew, lock::deadline, lock.fence());
+            renews(lease::renew, lease::deadline, lease.id());
+            refused(() -> session.renew(LONG));
+        }
+    }
+
+    @Row(19) static void change_held() throws Exception {
+        for (Lock used : List.of(locks.lock("held"), locks.lock("held").ttl(LONG)))
+            lost(() -> {
+                try (Lock lock = used.acquire()) {
+                    long fence = lock.fence();
+                    check(lock.isHeld());
+                    lock.setInfo("reads");
+                    lock.downgrade();
+                    check(admin.is("SELECT (ticket, info, mode) = (?, 'reads', 'shared') FROM dlock_locks"
+                            + " WHERE name = 'held'", fence));
+                    same(lock.fence(), fence);
+                    admin.force(fence);
+                    check(!lock.isHeld());
+                    lost(lock::downgrade);
+                }
+            });
+    }
+
+    @Row(20) static void lease_closed_under_lock() throws Exception {
         Lease lease = locks.lease(LONG).open();
         Lock lock = lease.lock("closed").acquire();
         lease.close();
@@ -538,9 +616,11 @@ public final class Run {
         check(!lease.lost().isSet());
     }
 
-    @Row(17) static void lease_opened_twice() throws Exception {
-        Lease lease = locks.lease(LONG);
-        List<Task<Lease>> tasks = List.of(new Task<>(lease::open), new Task<>(lease::open));
+    static List<Task<Lease>> openTwice(Lease lease) {
+        return List.of(new Task<>(lease::open), new Task<>(lease::open));
+    }
+
+    static void oneOpens(List<Task<Lease>> tasks) throws Exception {
         int refused = 0;
         for (Task<Lease> task : tasks)
             try {
@@ -549,31 +629,73 @@ public final class Run {
                 refused++;
             }
         same(refused, 1);
+    }
+
+    @Row(21) static void lease_opened_twice() throws Exception {
+        Lease lease = locks.lease(LONG);
+        oneOpens(openTwice(lease));
         raises(DlockException.WrongState.class, "55000", lease::open);
         same(admin.ask("SELECT count(*) FROM dlock_leases"), 1L);
         lease.close();
         same(admin.ask("SELECT count(*) FROM dlock_leases"), 0L);
     }
 
-    static void fewConnections() throws Exception {
-        check(admin.is("SELECT count(*) <= 4 FROM pg_stat_activity WHERE usename = 'app'"));
+    @Row(22) static void lease_closed_while_opening() throws Exception {
+        Lease lease = locks.lease(LONG);
+        order("freeze");
+        List<Task<Lease>> opening = openTwice(lease);
+        waitUntil(() -> opening.stream().anyMatch(Task::isDone), "the one that is refused");
+        Task<?> closing = new Task<>(() -> {
+            lease.close();
+            return null;
+        });
+        waitUntil(() -> closing.isDone() || closing.thread.getState() == Thread.State.TIMED_WAITING, "close()");
+        order("thaw");
+        closing.result();
+        oneOpens(opening);
+        same(admin.ask("SELECT count(*) FROM dlock_leases"), 0L);
+        lease.open().close();
     }
 
-    @Row(18) static void connections() throws Exception {
+    static void untilConnections(int most) throws Exception {
+        admin.until("SELECT count(*) <= ? FROM pg_stat_activity WHERE usename = 'app'", most);
+    }
+
+    @Row(23) static void connections() throws Exception {
         try (Lease lease = locks.lease(LONG).open()) {
             List<Lock> many = new ArrayList<>();
             for (int i = 0; i < 1000; i++)
                 many.add(lease.lock("many/" + i).acquire());
             for (int i = 0; i < 10; i++)
                 many.add(locks.lock("own/" + i).ttl(LONG).acquire());
-            fewConnections();
+            untilConnections(4);
             for (Lock lock : many)
                 lock.release();
-            fewConnections();
+            untilConnections(4);
         }
     }
 
-    @Row(19) static void lease_same_owner() throws Exception {
+    @Row(24) static void connections_waiting() throws Exception {
+        try (Connection holder = DriverManager.getConnection(admin.url); Lease lease = locks.lease(LONG).open()) {
+            ask(holder, "SELECT count(dlock_acquire('busy/' || n)) FROM generate_series(1, 20) AS n");
+            List<Task<Lock>> waiting = new ArrayList<>();
+            for (int n = 1; n <= 10; n++) {
+                waiting.add(new Task<>(lease.lock("busy/" + n)::acquire));
+                waiting.add(new Task<>(locks.lock("busy/" + (10 + n)).ttl(LONG)::acquire));
+            }
+            admin.until("SELECT count(*) = 20 FROM dlock_locks WHERE NOT granted");
+            untilConnections(22);
+            ask(holder, "SELECT dlock_release_all()");
+            List<Lock> held = new ArrayList<>();
+            for (Task<Lock> task : waiting)
+                held.add(task.result());
+            untilConnections(4);
+            for (Lock lock : held)
+                lock.release();
+        }
+    }
+
+    @Row(25) static void lease_same_owner() throws Exception {
         Object fence;
         try (Connection db = connection()) {
             fence = ask(db, "SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1')");
@@ -587,7 +709,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(20) static void guard_commits() throws Exception {
+    @Row(26) static void guard_commits() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Connection db = connection()) {
             transaction(db, () -> {
                 lock.guard(db);
@@ -597,7 +719,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 1"), 1L);
     }
 
-    @Row(21) static void guard_refuses() throws Exception {
+    @Row(27) static void guard_refuses() throws Exception {
         lost(() -> {
             try (Connection db = connection(); Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
                 admin.force(lock.fence());
@@ -610,7 +732,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 2"), 0L);
     }
 
-    @Row(22) static void enqueue_free() throws Exception {
+    @Row(28) static void enqueue_free() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             is(tickets.next(PATIENCE), "granted", "queue", ticket);
@@ -630,7 +752,7 @@ public final class Run {
         }
     }
 
-    @Row(23) static void enqueue_waits() throws Exception {
+    @Row(29) static void enqueue_waits() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket;
             try (Holder holder = admin.holds("queue")) {
@@ -648,7 +770,7 @@ public final class Run {
         }
     }
 
-    @Row(24) static void enqueue_thousands() throws Exception {
+    @Row(30) static void enqueue_thousands() throws Exception {
         int count = 2000;
         try (Connection holder = DriverManager.getConnection(admin.url); Tickets tickets = new Tickets(locks)) {
             ask(holder, "SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, ?) AS n", count);
@@ -668,7 +790,7 @@ public final class Run {
         }
     }
 
-    @Row(25) static void enqueue_connection_killed() throws Exception {
+    @Row(31) static void enqueue_connection_killed() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
                 Tickets kept = new Tickets(lease)) {
             long held, waits;
@@ -692,7 +814,7 @@ public final class Run {
         }
     }
 
-    @Row(26) static void enqueue_released() throws Exception {
+    @Row(32) static void enqueue_released() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             same(tickets.next(PATIENCE).event(), "granted");
@@ -702,7 +824,7 @@ public final class Run {
         }
     }
 
-    @Row(27) static void election_hand_over() throws Exception {
+    @Row(33) static void election_hand_over() throws Exception {
         List<CountDownLatch> leaving = List.of(new CountDownLatch(1), new CountDownLatch(1));
         List<Long> led = Collections.synchronizedList(new ArrayList<>());
         List<Task<Integer>> running = new ArrayList<>();
@@ -745,7 +867,7 @@ public final class Run {
         same(admin.left("leader"), 0L);
     }
 
-    @Row(28) static void election_lost() throws Exception {
+    @Row(34) static void election_lost() throws Exception {
         List<Long> led = new ArrayList<>();
         same(new Election(kept("leader")).run(lock -> {
             led.add(lock.fence());
@@ -765,7 +887,7 @@ public final class Run {
         check(!Thread.interrupted());
     }
 
-    @Row(29) static void election_restart() throws Exception {
+    @Row(35) static void election_restart() throws Exception {
         Task<String> running;
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
             lease.lock("leader").acquire();
@@ -779,7 +901,29 @@ public final class Run {
         same(running.result(), "led");
     }
 
-    @Row(30) static void watch() throws Exception {
+    @Row(36) static void election_outage() throws Exception {
+        Election election = new Election(service(MAIN).patience(Duration.ZERO).lock("leader").ttl(SHORT));
+        List<Long> led = Collections.synchronizedList(new ArrayList<>());
+        CountDownLatch returned = new CountDownLatch(1);
+        Task<Integer> running = new Task<>(() -> election.run(lock -> {
+            led.add(lock.fence());
+            try {
+                if (led.size() == 1)
+                    told(lock.lost());      // or interrupted
+                return led.size();
+            } finally {
+                returned.countDown();
+            }
+        }));
+        waitUntil(() -> led.size() == 1, "the first lead");
+        order("freeze");
+        check(returned.await(TIMEOUT, TimeUnit.SECONDS));
+        order("thaw");
+        same(running.result(), 2);
+        check(led.get(0) < led.get(1));
+    }
+
+    @Row(37) static void watch() throws Exception {
         String info = "node \"1\"\\\n" + "\u00e9\ud83d\ude00".repeat(100);
         try (Tickets changes = locks.watch("leader")) {
             is(changes.next(PATIENCE), "free", "leader", null);
@@ -793,6 +937,52 @@ public final class Run {
             }
             is(changes.next(PATIENCE), "free", "leader", null);
         }
+    }
+
+    @Row(38) static void observer() throws Exception {
+        List<String> seen = Collections.synchronizedList(new ArrayList<>());
+        Locks observed = service(MAIN).observer(new Observer() {
+            private void tell(String what) {
+                seen.add(what);
+                throw new IllegalStateException();
+            }
+
+            @Override
+            public void acquired(Lock lock, Duration waited) { tell("acquired " + lock.name()); }
+
+            @Override
+            public void refused(Lock lock, Duration waited, DlockException reason) {
+                tell("refused " + lock.name() + " " + reason.getSQLState());
+            }
+
+            @Override
+            public void released(Lock lock, Duration held) { tell("released " + lock.name()); }
+
+            @Override
+            public void lost(Lock lock, String reason) { tell("lost " + lock.name()); }
+
+            @Override
+            public void retried(DlockException reason) { tell("retried"); }
+        });
+        Lock waiter = observed.lock("busy"), used = observed.lock("lease").ttl(LONG).interval(BEAT);
+        Task<Lock> waiting;
+        try (Holder holder = admin.holds("busy")) {
+            busy(observed.lock("busy").timeout(NOW)::acquire);
+            waiting = new Task<>(waiter::acquire);
+            admin.untilWaits("busy");
+            killSessions();
+            admin.untilWaits("busy");
+        }
+        waiting.result().release();
+        lost(() -> {
+            try (Lock lock = used.acquire()) {
+                admin.force(lock.fence());
+                waitUntil(() -> seen.size() == 6, "the loss");
+            }
+        });
+        same(seen, List.of("refused busy 55P03", "retried", "acquired busy", "released busy", "acquired lease",
+                "lost lease", "released lease"));
+        same(admin.left("busy") + admin.left("lease"), 0L);
     }
 
     static void fails(Class<? extends Exception> kind, String code, String hint, String sql, Object... values)
@@ -810,7 +1000,7 @@ public final class Run {
         }
     }
 
-    @Row(31) static void errors() throws Exception {
+    @Row(39) static void errors() throws Exception {
         try (Holder holder = admin.holds("busy")) {
             busy(locks.lock("busy").timeout(NOW)::acquire);
             Task<Lock> waiting = new Task<>(locks.lock("busy")::acquire);
@@ -851,7 +1041,7 @@ public final class Run {
                 locks.lock("x").ttl(LONG).interval(LONG)::acquire);
     }
 
-    @Row(32) static void sharding() throws Exception {
+    @Row(40) static void sharding() throws Exception {
         String third = "jdbc:postgresql://nowhere/";
         Locks both = new Locks(MAIN, OTHER).keys("main", "other");
         Locks turned = new Locks(OTHER, MAIN).keys("other", "main");
@@ -886,7 +1076,7 @@ public final class Run {
     // Faults
     //
 
-    @Row(33) static void session_connection_killed() throws Exception {
+    @Row(41) static void session_connection_killed() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("killed").acquire()) {
                 killSessions();
@@ -897,7 +1087,7 @@ public final class Run {
         });
     }
 
-    @Row(34) static void session_restart() throws Exception {
+    @Row(42) static void session_restart() throws Exception {
         Lock used = locks.lock("restart");
         lost(() -> {
             try (Lock lock = used.acquire()) {
@@ -910,7 +1100,7 @@ public final class Run {
         }
     }
 
-    @Row(35) static void lease_connection_killed() throws Exception {
+    @Row(43) static void lease_connection_killed() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             for (int n = 0; n < 2; n++) {
                 admin.heartbeat();
@@ -922,7 +1112,7 @@ public final class Run {
         }
     }
 
-    @Row(36) static void lease_acquire_killed() throws Exception {
+    @Row(44) static void lease_acquire_killed() throws Exception {
         Lock lock = locks.lock("lease").ttl(LONG).owner("job/1");
         Task<Lock> waiting;
         try (Holder holder = admin.holds("lease")) {
@@ -939,7 +1129,7 @@ public final class Run {
         lock.release();
     }
 
-    @Row(37) static void lease_backend_stopped() throws Exception {
+    @Row(45) static void lease_backend_stopped() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             Object pid = admin.heartbeat();
             order("stop " + pid);
@@ -951,7 +1141,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(38) static void lease_server_stopped() throws Exception {
+    @Row(46) static void lease_server_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 admin.heartbeat();
@@ -966,7 +1156,7 @@ public final class Run {
         admin.untilFree("lease");
     }
 
-    @Row(39) static void lease_client_stopped() throws Exception {
+    @Row(47) static void lease_client_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 CompletableFuture<Lock> called = new CompletableFuture<>();
@@ -984,7 +1174,7 @@ public final class Run {
         });
     }
 
-    @Row(40) static void lease_restart() throws Exception {
+    @Row(48) static void lease_restart() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             order("restart");
             admin.untilRenewed(lock.fence(), 2);
@@ -994,7 +1184,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(41) static void lease_worker_killed() throws Exception {
+    @Row(49) static void lease_worker_killed() throws Exception {
         Task<Lock> waiting;
         Lock successor = locks.lock("lease").ttl(LONG), used = kept("lease");
         try (Lock lock = used.acquire()) {
@@ -1009,7 +1199,7 @@ public final class Run {
         successor.release();
     }
 
-    @Row(42) static void lease_forced_release() throws Exception {
+    @Row(50) static void lease_forced_release() throws Exception {
         lost(() -> {
             try (Lock lock = kept("lease").acquire()) {
                 admin.force(lock.fence());
@@ -1019,7 +1209,7 @@ public final class Run {
         });
     }
 
-    @Row(43) static void lease_forced_one_of_many() throws Exception {
+    @Row(51) static void lease_forced_one_of_many() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Lock kept = lease.lock("kept").acquire()) {
             lost(() -> {
                 try (Lock forced = lease.lock("forced").acquire()) {
@@ -1032,7 +1222,7 @@ public final class Run {
         same(admin.left("kept"), 0L);
     }
 
-    @Row(44) static void lease_quorum_late() throws Exception {
+    @Row(52) static void lease_quorum_late() throws Exception {
         try (Lock lock = late().lock("lease").ttl(LONG).interval(BEAT).acquire()) {
             admin.heartbeat();
             admin.untilRenewed(lock.fence(), 1);
@@ -1049,7 +1239,7 @@ public final class Run {
         }
     }
 
-    @Row(45) static void lease_opened_late() throws Exception {
+    @Row(53) static void lease_opened_late() throws Exception {
         lost(() -> {
             try (Lease lease = late().lease(Duration.ofSeconds(1)).open()) {
                 lease.check();
@@ -1059,7 +1249,7 @@ public final class Run {
         admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
     }
 
-    @Row(46) static void lease_callback() throws Exception {
+    @Row(54) static void lease_callback() throws Exception {
         List<Object> called = Collections.synchronizedList(new ArrayList<>());
         Lock used = kept("lease");
         lost(() -> {
@@ -1077,7 +1267,7 @@ public final class Run {
         same(called, List.of("bad", used, "good", used, "late", used));
     }
 
-    @Row(47) static void lease_callback_hangs() throws Exception {
+    @Row(55) static void lease_callback_hangs() throws Exception {
         CountDownLatch called = new CountDownLatch(1), mayReturn = new CountDownLatch(1);
         lost(() -> {
             try (Lease lease = locks.lease(SHORT).interval(Duration.ofMillis(200)).open()) {
@@ -1116,7 +1306,7 @@ public final class Run {
     }
 
     /** Java's way to cancel: the waiting thread is interrupted. */
-    @Row(48) static void acquire_client_timeout() throws Exception {
+    @Row(56) static void acquire_client_timeout() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, false);
@@ -1139,7 +1329,7 @@ public final class Run {
         }
     }
 
-    @Row(49) static void acquire_cancelled() throws Exception {
+    @Row(57) static void acquire_cancelled() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, true);
@@ -1163,7 +1353,7 @@ public final class Run {
         }
     }
 
-    @Row(50) static void acquire_broken_off() throws Exception {
+    @Row(58) static void acquire_broken_off() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Connection db = connection()) {
             Lock kept = lease.lock("kept").acquire();
             for (boolean twice : new boolean[] {false, true})
@@ -1185,7 +1375,7 @@ public final class Run {
         }
     }
 
-    @Row(51) static void waiter_killed() throws Exception {
+    @Row(59) static void waiter_killed() throws Exception {
         try (Holder other = admin.holds("busy")) {
             Process waiter = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-cp",
                     System.getProperty("java.class.path"), "Run", "--wait", "busy").start();
@@ -1195,7 +1385,7 @@ public final class Run {
         }
     }
 
-    @Row(52) static void server_silent() throws Exception {
+    @Row(60) static void server_silent() throws Exception {
         Locks hasty = service(MAIN).patience(Duration.ofSeconds(1));
         Lock session = locks.lock("mine").acquire();
         Lock waiter = locks.lock("busy").ttl(LONG);
@@ -1221,11 +1411,12 @@ public final class Run {
         admin.until("SELECT count(*) = 0 FROM dlock_locks");
     }
 
-    @Row(53) static void release_silent() throws Exception {
+    @Row(61) static void release_silent() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
             Lock own = kept("own").acquire(), leased = lease.lock("silent").acquire();
             List<?> pids = (List<?>) admin.ask(
-                    "SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'dlock'");
+                    "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity"
+                            + " WHERE usename = 'app' AND application_name <> 'dlock heartbeat'");
             for (Object pid : pids)
                 order("stop " + pid);
             own.release();
@@ -1237,7 +1428,7 @@ public final class Run {
         }
     }
 
-    @Row(54) static void release_owed() throws Exception {
+    @Row(62) static void release_owed() throws Exception {
         try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
             Lock lock = lease.lock("owed").acquire();
             killSessions();
@@ -1250,7 +1441,24 @@ public final class Run {
         }
     }
 
-    @Row(55) static void pool_returned() throws Exception {
+    @Row(63) static void acquire_owed() throws Exception {
+        try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
+            Lock lock = lease.lock("owed");
+            try (Holder holder = admin.holds("owed")) {
+                Task<Lock> waiting = new Task<>(lock::acquire);
+                admin.untilWaits("owed");
+                order("freeze");
+                lock.cancel();
+                raises(DlockException.Cancelled.class, "57014", waiting::result);
+                order("thaw");
+            }
+            admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
+            check(!lease.lost().isSet());
+            lease.lock("owed").timeout(NOW).acquire().release();
+        }
+    }
+
+    @Row(64) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1266,7 +1474,7 @@ public final class Run {
         }
     }
 
-    @Row(56) static void clock_stepped() throws Exception {
+    @Row(65) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1290,7 +1498,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(57) static void lease_promotion() throws Exception {
+    @Row(66) static void lease_promotion() throws Exception {
         Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");

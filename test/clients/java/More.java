@@ -3,8 +3,6 @@ import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
@@ -14,7 +12,6 @@ import org.dlock.DlockException;
 import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
-import org.dlock.Observer;
 import org.dlock.Sql;
 import org.dlock.ThreadLock;
 import org.dlock.UncheckedDlockException;
@@ -33,10 +30,6 @@ final class More extends Stack {
 
     static Locks locks;
 
-    static long ttl(long lease) throws SQLException {
-        return (Long) admin("SELECT extract(epoch FROM ttl)::bigint FROM dlock_leases WHERE lease = ?", lease);
-    }
-
     /** The least and the most that the deadline can be after a renewal with this ttl */
     static void expires(long deadline, long before, long after, Duration ttl) {
         long life = ttl.toNanos() - ttl.toNanos() / 100;
@@ -45,13 +38,6 @@ final class More extends Stack {
 
     static void renew() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
-            for (Duration ttl : List.of(DAY, Duration.ofMinutes(10), LONG)) {
-                long before = Locks.now();
-                lock.renew(ttl);
-                expires(lock.deadline(), before, Locks.now(), ttl);
-                same(ttl(lock.fence()), ttl.toSeconds());
-            }
-            fails(DlockException.BadArgument.class, () -> lock.renew(Duration.ofSeconds(-1)));
             long deadline = lock.deadline();
             lock.renew();
             same(lock.deadline() > deadline, true);
@@ -61,8 +47,6 @@ final class More extends Stack {
             fails(DlockException.LockLost.class, lock::release);
         }
         try (Lease lease = locks.lease(LONG).open(); Lock lock = lease.lock("lease").acquire()) {
-            lease.renew(DAY);
-            same(ttl(lease.id()), DAY.toSeconds());
             fails(DlockException.WrongState.class, lock::renew);
         }
         fails(DlockException.WrongState.class, locks.lock("lease").ttl(LONG)::renew);
@@ -119,12 +103,14 @@ final class More extends Stack {
         admin("SELECT dlock_force_release(ticket) FROM dlock_locks WHERE name = 'lease'");
         locks.lock("lease").ttl(LONG).acquire().releaseAfter(NOW);
         same(isFree("lease"), true);
+        locks.lock("lease").ttl(LONG).acquire().releaseAfter(Duration.ofMillis(1));
+        until("SELECT dlock_try_xact_acquire('lease') IS NOT NULL");
     }
 
     static void downgrade() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Connection db = DriverManager.getConnection(MAIN)) {
-            for (Lock lock : List.of(locks.lock("plain"), Lock.on(db, "plain"), locks.lock("plain").ttl(LONG),
-                    lease.lock("plain"), lease.lock("plain", "other"), locks.lock("plain", "other"))) {
+            for (Lock lock : List.of(Lock.on(db, "plain"), lease.lock("plain"), lease.lock("plain", "other"),
+                    locks.lock("plain", "other"))) {
                 fails(DlockException.WrongState.class, lock::downgrade);
                 try (Lock held = lock.acquire()) {
                     long fence = held.fence();
@@ -146,13 +132,11 @@ final class More extends Stack {
     }
 
     static void isHeld() throws Exception {
-        for (Lock lock : List.of(locks.lock("plain", "other"), locks.lock("plain"), locks.lock("plain").ttl(LONG))) {
-            lock.acquire();
-            same(lock.isHeld(), true);
-            admin("SELECT dlock_force_release(?)", lock.fence());
-            same(lock.isHeld(), false);
-            fails(DlockException.LockLost.class, lock::release);
-        }
+        Lock several = locks.lock("plain", "other").acquire();
+        same(several.isHeld(), true);
+        admin("SELECT dlock_force_release(?)", several.fence());
+        same(several.isHeld(), false);
+        fails(DlockException.LockLost.class, several::release);
         Lock killed = locks.lock("plain").acquire();
         admin("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE name = 'plain'");
         fails(DlockException.ConnectionLost.class, killed::isHeld);
@@ -162,8 +146,7 @@ final class More extends Stack {
 
     static void several() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Connection db = DriverManager.getConnection(MAIN)) {
-            for (Lock lock : List.of(locks.lock("a", "b"), Lock.on(db, "a", "b"), lease.lock("a", "b"),
-                    Lock.inTransaction(db, "a", "b"))) {
+            for (Lock lock : List.of(locks.lock("a", "b"), Lock.on(db, "a", "b"), Lock.inTransaction(db, "a", "b"))) {
                 try (Connection holder = holder("b")) {
                     fails(DlockException.LockTimeout.class, lock.timeout(NOW)::acquire);
                     fails(DlockException.LockTimeout.class, lock.timeout(BEAT)::acquire);
@@ -193,21 +176,7 @@ final class More extends Stack {
         }
     }
 
-    /** What waits for several names of a lease is taken back, too. */
-    static void severalCancelled() throws Exception {
-        try (Lease lease = locks.lease(LONG).open(); Connection holder = holder("b")) {
-            Lock lock = lease.lock("a", "b");
-            FutureTask<Void> waiting = aside(lock::acquire);
-            untilWaits("b");
-            lock.cancel();
-            fails(DlockException.Cancelled.class, () -> result(waiting));
-            same(admin("SELECT count(*) FROM dlock_locks"), 1L);
-            ask(holder, "SELECT dlock_release_all()");
-            lock.acquire().release();
-        }
-    }
-
-    /** So are several names whose grant was answered by an error. */
+    /** Several names whose grant was answered by an error are taken back. */
     static void severalInDoubt() throws Exception {
         Locks doubtful = new Locks(MAIN + "&currentSchema=slow,public");
         try (Lease lease = doubtful.lease(LONG).open()) {
@@ -318,20 +287,6 @@ final class More extends Stack {
         }
     }
 
-    static void resize() throws Exception {
-        fails(DlockException.NotAllowed.class, () -> locks.resize("sized", 2));
-        Locks admins = new Locks(url("MAIN", "admin"));
-        admins.resize("sized", 2);
-        try (Lock first = locks.lock("sized").slots(1).acquire();
-                Lock second = locks.lock("sized").slots(1).acquire()) {
-            fails(DlockException.LockTimeout.class, locks.lock("sized").slots(1).timeout(NOW)::acquire);
-        }
-        admins.resize("sized", null);
-        try (Lock first = locks.lock("sized").slots(1).acquire()) {
-            fails(DlockException.LockTimeout.class, locks.lock("sized").slots(1).timeout(NOW)::acquire);
-        }
-    }
-
     static void threads() throws Exception {
         for (Lock under : List.of(locks.lock("plain"), locks.lock("plain").ttl(LONG))) {
             ThreadLock lock = new ThreadLock(under);
@@ -405,69 +360,20 @@ final class More extends Stack {
         return waits;
     }
 
-    static void observer() throws Exception {
-        List<String> told = Collections.synchronizedList(new ArrayList<>());
-        Observer observer = new Observer() {
-            @Override
-            public void acquired(Lock lock, Duration waited) {
-                told.add("acquired " + lock.name() + (waited.isNegative() ? " wrong" : ""));
-                throw new IllegalStateException("which must not matter");
-            }
-
-            @Override
-            public void refused(Lock lock, Duration waited, DlockException reason) {
-                told.add("refused " + reason.getSQLState());
-            }
-
-            @Override
-            public void released(Lock lock, Duration held) {
-                told.add("released" + (held.isNegative() ? " wrong" : ""));
-            }
-
-            @Override
-            public void lost(Lock lock, String reason) { told.add("lost " + (reason != null)); }
-
-            @Override
-            public void retried(DlockException reason) { told.add("retried"); }
-        };
-        Locks observed = new Locks(MAIN).observer(observer);
-        try (Connection holder = holder("busy")) {
-            fails(DlockException.LockTimeout.class, observed.lock("busy").timeout(NOW)::acquire);
-            FutureTask<Void> waiting = aside(() -> observed.lock("busy").acquire().release());
-            untilWaits("busy");
-            admin("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE NOT granted");
-            untilWaits("busy");
-            ask(holder, "SELECT dlock_release_all()");
-            result(waiting);
-        }
-        fails(DlockException.LockLost.class, () -> {
-            try (Lock lock = observed.lock("busy").ttl(LONG).interval(BEAT).acquire()) {
-                admin("SELECT dlock_force_release(?)", lock.fence());
-                until(() -> told.contains("lost true"));
-            }
-        });
-        same(told, List.of("refused 55P03", "retried", "acquired busy", "released", "acquired busy", "lost true",
-                "released"));
-    }
-
     public static void main(String[] arguments) throws Exception {
-        java.util.logging.LogManager.getLogManager().reset();       // of what observers throw
         locks = new Locks(MAIN);
-        test("renew with a ttl moves the deadline by as much", More::renew);
+        test("renew, and the errors of renew", More::renew);
         test("renew with a shorter ttl quickens the heartbeat", More::renewShorter);
         test("a renewal without an answer leaves the shorter ttl", More::renewUnanswered);
         test("without a heartbeat; released later", More::noHeartbeat);
-        test("downgrade and setInfo, in each scope", More::downgrade);
-        test("isHeld asks the server", More::isHeld);
+        test("downgrade and setInfo, on a connection, of a lease, and of several names", More::downgrade);
+        test("isHeld of several names, and over a connection that is gone", More::isHeld);
         test("several names: all or none, in each scope", More::several);
-        test("several names: a wait is taken back", More::severalCancelled);
         test("several names: a grant in doubt is taken back", More::severalInDoubt);
         test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
-        test("resize", More::resize);
         test("a lock of a thread, as in java.util.concurrent", More::threads);
-        test("an observer is told, and changes nothing", More::observer);
         end();
     }
 }

@@ -93,9 +93,14 @@ public final class Lease extends Kept<Lease> {
         lost.check();
     }
 
-    /** Closes the lease, which ends all of its locks.  Does nothing if it is closed already. */
+    /**
+     * Closes the lease, which ends all of its locks.  Does nothing if it is closed already.  If another thread is
+     * opening it, waits for the end of open().
+     */
     @Override
     public void close() throws DlockException {
+        for (Line.Pauses pauses = Line.pauses(); state.get().equals(ASKED); )
+            Line.pause(pauses.next());
         if (state.get().equals(NONE))
             return;
         turn(HELD, LEAVING);
