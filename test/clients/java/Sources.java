@@ -11,6 +11,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
+import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
 import org.dlock.Tickets;
@@ -91,6 +92,16 @@ final class Sources extends Stack {
             // also if what came back was in a transaction
             try (Lock lock = locks.lock("plain").ttl(LONG).acquire()) {
                 lock.check();
+            }
+            untilActive(pool, 0);
+            same(settings(pool), before);
+            // during the lease, too
+            try (Lease lease = locks.lease(LONG).open()) {
+                untilActive(pool, 0);
+                try (Lock lock = lease.lock("plain").acquire()) {
+                    untilActive(pool, 0);
+                    same(settings(pool), before);
+                }
             }
             untilActive(pool, 0);
             same(settings(pool), before);

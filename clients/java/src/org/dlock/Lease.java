@@ -53,8 +53,10 @@ public final class Lease extends Kept<Lease> {
         source = line.source;
         try {
             lost = new Lost<>(this, this::look);
-            id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
-            heart = new Heart(source, id, line.sent, ttl, pause, lost);
+            heart = hold(over -> {
+                id = (Long) over.ask(Line.call("dlock_lease_open", options, ttl));
+                return new Heart(source, id, over.sent, ttl, pause, lost);
+            });
         } catch (DlockException | RuntimeException | Error error) {
             line.close();       // if the answer was lost, the lease has no locks, and expires
             state.set(NONE);
@@ -119,7 +121,10 @@ public final class Lease extends Kept<Lease> {
         R over(Line line) throws DlockException;
     }
 
-    /** Runs work with exclusive use of the lease's connection, or of another one if that is not free soon. */
+    /**
+     * Runs work with exclusive use of the lease's connection, or of another one if that is not free soon.  A connection
+     * of a DataSource goes back.
+     */
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;
         try {
@@ -131,10 +136,10 @@ public final class Lease extends Kept<Lease> {
         try {
             return work.over(over);
         } finally {
+            if (!mine || source.pool() != null)
+                over.close();
             if (mine)
                 free.unlock();
-            else
-                over.close();
         }
     }
 
