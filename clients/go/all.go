@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"errors"
 	"strconv"
 	"time"
 )
@@ -63,11 +62,13 @@ func notAsked(locks []*Lock) {
 // LockAll acquires locks that the lease keeps. Unlock each of them, or close the lease.
 func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option) ([]*Lock, error) {
 	var locks []*Lock
+	var requests []request
 	for _, name := range names {
 		if lease.locks.server(name) != lease.server {
 			return nil, newError(BadArgument, "22023", name+" is not on the server of "+lease.what(), nil)
 		}
 		locks = append(locks, lease.NewLock(name))
+		requests = append(requests, request{name, ""})
 	}
 	if err := lease.claim(names); err != nil {
 		return nil, err
@@ -92,12 +93,10 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 		}
 		return locks, nil
 	}
-	l.drop()
-	var own *Error
-	if heart != nil && (l.doubt || !errors.As(err, &own) || isA(err, Cancelled, ConnectionLost, LockLost, QuorumLate)) {
-		for _, name := range names {
-			heart.owe(request{name, ""}) // the server may have executed it
-		}
+	if answer == nil && l.isRefusal(err) {
+		l.drop()
+	} else {
+		l.takeBack(heart, plain(takeBackOfLease, quoted(names), lease.ID()), requests...)
 	}
 	lease.release(names)
 	return nil, err

@@ -25,8 +25,8 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// FromPool takes connections from a pool. A lock in session scope and the heartbeat need one each for as long as they
-// live. The pool must not be behind a pooler in transaction mode, except for leases.
+// FromPool takes connections from a pool. A lock in session scope, a Lease that is open and the heartbeat each keep one
+// out of the pool for as long as they live. The pool must not be behind a pooler in transaction mode, except for leases.
 func FromPool(pool *pgxpool.Pool) Source {
 	return func(ctx context.Context, _ string) (*pgx.Conn, func(), error) {
 		conn, err := pool.Acquire(ctx)

@@ -27,12 +27,13 @@ const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks
 	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
 
 // takeBackOfLease does the same for a request for several locks, which has no owner.
-const takeBackOfLease = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
-	" WHERE lease = $2 AND owner IS NULL"
+const takeBackOfLease = "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest($1::text[]) AS names (name)," +
+	" dlock_locks(name) WHERE lease = $2 AND owner IS NULL"
 
 // mu protects everything in this file. No input or output happens while it is held.
 var (
 	mu     sync.Mutex
+	opened = sync.NewCond(&mu) // an acquire or an open has ended
 	pulses = map[any]*pulse{}
 )
 
@@ -93,19 +94,26 @@ func (k *kept) hold() {
 	defer mu.Unlock()
 	k.state = isHeld
 	if k.hooks != nil && k.hooks.Acquired != nil {
-		go k.hooks.Acquired(k.what(), Now()-k.since)
+		what, waited := k.what(), Now()-k.since
+		go guarded(what, func() { k.hooks.Acquired(what, waited) })
 	}
 	k.since = Now()
+	opened.Broadcast()
 }
 
-func (k *kept) end() {
+// end is called after a release, or with the error of an acquire.
+func (k *kept) end(err error) {
 	mu.Lock()
 	defer mu.Unlock()
-	if k.state == leaving && k.hooks != nil && k.hooks.Released != nil {
-		go k.hooks.Released(k.what(), Now()-k.since)
+	what, took := k.what(), Now()-k.since
+	if err != nil && k.hooks != nil && k.hooks.Failed != nil {
+		go guarded(what, func() { k.hooks.Failed(what, took, err) })
+	} else if err == nil && k.hooks != nil && k.hooks.Released != nil {
+		go guarded(what, func() { k.hooks.Released(what, took) })
 	}
 	k.state = unheld
 	k.cancel(nil)
+	opened.Broadcast()
 }
 
 // Context ends when the lock is lost or released. If it was lost, context.Cause of it is LockLost.
@@ -201,7 +209,8 @@ func (k *kept) setLost(why string) {
 	}
 	k.callbacks = nil
 	if k.hooks != nil && k.hooks.Lost != nil {
-		go k.hooks.Lost(what, k.loss)
+		loss := k.loss
+		go guarded(what, func() { k.hooks.Lost(what, loss) })
 	}
 }
 
@@ -290,11 +299,13 @@ func (h *heart) leave(k *kept, last bool) {
 	}
 }
 
-// owe has the heartbeat undo a request that may have been left behind.
-func (h *heart) owe(r request) {
+// owe has the heartbeat undo requests that may have been left behind.
+func (h *heart) owe(requests ...request) {
 	mu.Lock()
 	defer mu.Unlock()
-	h.owed[r] = true
+	for _, r := range requests {
+		h.owed[r] = true
+	}
 	h.pulse.wake()
 }
 
@@ -461,7 +472,7 @@ func (p *pulse) serve(due []*heart) (bool, error) {
 		for _, r := range p.owedOf(h) {
 			s := plain(takeBack, r.name, r.owner)
 			if r.owner == "" {
-				s = plain(takeBackOfLease, r.name, h.id)
+				s = plain(takeBackOfLease, quoted([]string{r.name}), h.id)
 			}
 			answer, err := p.ask(s)
 			if err != nil {

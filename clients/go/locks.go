@@ -24,6 +24,7 @@ type Locks struct {
 // Each hook is called in its own goroutine, with the name of the lock or the lease.
 type Hooks struct {
 	Acquired func(what string, waited time.Duration)
+	Failed   func(what string, waited time.Duration, err error) // of an acquire
 	Released func(what string, held time.Duration)
 	Lost     func(what string, err error)
 }
@@ -231,9 +232,13 @@ func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
 	lease.release(nil)
 	// a lease whose answer is lost has no locks, and expires
 	answer, err := lease.line.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
+	if err == nil && ctx.Err() != nil {
+		ask(background, lease.line.conn, call("dlock_lease_close", nil, answer.number(0)), after(undo))
+		err = cancelled(ctx)
+	}
 	if err != nil {
 		lease.line.drop()
-		lease.end()
+		lease.end(err)
 		return nil, err
 	}
 	lease.id.Store(answer.number(0))
@@ -242,9 +247,13 @@ func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
 	return lease.Context(), nil
 }
 
-// Close ends all locks of the lease. If the lease is closed already, it does nothing.
+// Close ends all locks of the lease. It waits for an Open that is not finished. If the lease is closed already, it does
+// nothing.
 func (lease *Lease) Close() error {
 	mu.Lock()
+	for lease.state == asked {
+		opened.Wait()
+	}
 	closed := lease.state == unheld
 	mu.Unlock()
 	if closed {
@@ -253,7 +262,7 @@ func (lease *Lease) Close() error {
 	if err := lease.turn(isHeld, leaving); err != nil {
 		return err
 	}
-	defer lease.end()
+	defer lease.end(nil)
 	defer lease.line.close()
 	return lease.use(background, func(l *line) error {
 		return lease.giveBack(l, call("dlock_lease_close", nil, lease.ID()), true)
@@ -392,7 +401,7 @@ func (lock *Lock) Lock(ctx context.Context) (context.Context, error) {
 	}
 	if err != nil {
 		lock.takeBack(err)
-		lock.end()
+		lock.end(err)
 		return nil, err
 	}
 	lock.hold()
@@ -527,12 +536,11 @@ func (lock *Lock) acquireWithTTL(ctx context.Context) error {
 	return nil
 }
 
-// takeBack undoes an interrupted request, because the server may have executed it. If a lease continues, its heartbeat
-// undoes the request as soon as the server answers.
+// takeBack undoes an interrupted request.
 func (lock *Lock) takeBack(err error) {
-	l, lease := lock.line, lock.lease
+	l := lock.line
 	if lock.heart != nil {
-		lock.heart.leave(&lock.kept, lease == nil)
+		lock.heart.leave(&lock.kept, lock.lease == nil)
 	}
 	if lock.unwatch != nil {
 		lock.unwatch()
@@ -548,25 +556,39 @@ func (lock *Lock) takeBack(err error) {
 		l.drop()
 		return
 	}
-	refused := isA(err, QuorumLate, Cancelled)
-	var own *Error
-	refused = errors.As(err, &own) && !refused && lock.Fence() == 0 && !l.doubt && !lock.doubt
-	l.drop()
-	if refused || lock.owner == "" {
+	if l.isRefusal(err) && lock.Fence() == 0 && !lock.doubt || lock.owner == "" {
+		l.drop()
 		return
 	}
+	var h *heart
+	if lock.lease != nil {
+		h = lock.lease.beats()
+	}
+	l.takeBack(h, plain(takeBack, lock.name, lock.owner), request{lock.name, lock.owner})
+}
+
+// isRefusal is false if the server may have executed the request.
+func (l *line) isRefusal(err error) bool {
+	var own *Error
+	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !l.doubt
+}
+
+// takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon as
+// the server answers; else they expire.
+func (l *line) takeBack(h *heart, s statement, requests ...request) {
+	l.drop()
 	until, waits := after(undo), newPauses(2*time.Second)
 	l.checks = false
 	for {
-		answer, err := l.askUntil(background, func() statement { return plain(takeBack, lock.name, lock.owner) }, until, grace)
+		answer, err := l.askUntil(background, func() statement { return s }, until, grace)
 		if err == nil && answer.text(0) != "f" {
 			break
 		}
 		if err != nil || Now() >= until {
-			if lease != nil && lease.beats() != nil {
-				lease.beats().owe(request{lock.name, lock.owner})
+			if h != nil {
+				h.owe(requests...)
 			}
-			break // else it expires
+			break
 		}
 		sleep(background, waits.take())
 	}
@@ -578,7 +600,7 @@ func (lock *Lock) Unlock() error {
 	if err := lock.turn(isHeld, leaving); err != nil {
 		return err
 	}
-	defer lock.end()
+	defer lock.end(nil)
 	release := call("dlock_release_ticket", nil, lock.Fence())
 	switch {
 	case lock.scope == transactionScope:
