@@ -5,11 +5,13 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"log"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -17,10 +19,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dlock.org/dlock"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 )
@@ -309,13 +313,23 @@ func told(lock *dlock.Lock) {
 	lost(lock.Check())
 }
 
+// Does the server have at most so many connections of the client?
+func connected(most int) bool {
+	return admin.is("SELECT count(*) <= $1 FROM pg_stat_activity WHERE usename = 'app'", most)
+}
+
 func killSessions() {
 	admin.ask("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'")
 }
 
 // The next event, within the patience of a test
-func next(tickets *dlock.Tickets) dlock.Event {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+func next(tickets *dlock.Tickets) dlock.Event { return within(timeout, tickets) }
+
+// The next event, before the client asks by itself
+func soon(tickets *dlock.Tickets) dlock.Event { return within(30*time.Second, tickets) }
+
+func within(patience time.Duration, tickets *dlock.Tickets) dlock.Event {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	event, err := tickets.Next(ctx)
 	must(err)
@@ -340,6 +354,47 @@ func enqueue(tickets *dlock.Tickets, name string) int64 {
 	ticket, err := tickets.Enqueue(ctx, name)
 	must(err)
 	return ticket
+}
+
+// Locks over connections with another configuration
+func over(change func(config *pgx.ConnConfig)) *dlock.Locks {
+	config, err := pgx.ParseConfig(main_)
+	must(err)
+	change(config)
+	locks, err := dlock.New(dlock.Server{Source: func(ctx context.Context, _ string) (*pgx.Conn, func(), error) {
+		conn, err := pgx.ConnectConfig(ctx, config)
+		return conn, func() { conn.Close(background()) }, err
+	}})
+	must(err)
+	return locks
+}
+
+// Locks over connections that show what passes, and break if that returns an error
+func wired(pass func(sent bool, text []byte) error) *dlock.Locks {
+	return over(func(config *pgx.ConnConfig) {
+		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			return wire{conn, pass}, err
+		}
+	})
+}
+
+type wire struct {
+	net.Conn
+	pass func(sent bool, text []byte) error
+}
+
+func (w wire) Write(text []byte) (int, error) {
+	if err := w.pass(true, text); err != nil {
+		return 0, err
+	}
+	return w.Conn.Write(text)
+}
+
+func (w wire) Read(text []byte) (int, error) {
+	n, err := w.Conn.Read(text)
+	w.pass(false, text[:n])
+	return n, err
 }
 
 type row struct {
@@ -473,6 +528,15 @@ var rows = []row{
 		}))
 	}},
 
+	{"resize", func() {
+		slots := func() string { return admin.ask("SELECT slots FROM dlock_slots WHERE name = 'pool'") }
+		raises(dlock.NotAllowed, "42501", locks.Resize(ctx, "pool", 1))
+		must(open(admin.dsn).Resize(ctx, "pool", 1))
+		check(slots() == "1", "slots")
+		must(open(admin.dsn).Resize(ctx, "pool", 0))
+		check(slots() == "", "slots")
+	}},
+
 	{"transaction_commit", func() {
 		with(main_, func(conn *pgx.Conn) {
 			must(transaction(conn, func(tx pgx.Tx) error {
@@ -581,6 +645,94 @@ var rows = []row{
 		}))
 	}},
 
+	{"acquire_all", func() {
+		lease, names := locks.NewLease(dlock.TTL(long)), []string{`a"\,`, "b"}
+		must(opened(lease))
+		all := func(ctx context.Context, options ...dlock.Option) error {
+			held, err := lease.LockAll(ctx, names, options...)
+			check((err == nil) == (len(held) == 2), held)
+			return err
+		}
+		left := func(count string) { check(admin.ask("SELECT count(*) FROM dlock_locks") == count, "left") }
+		admin.holds("b", func(int64) {
+			busy(all(ctx, try))
+			left("1")
+			ctx, cancel := context.WithCancel(ctx)
+			waiting := async(func() error { return all(ctx) })
+			admin.untilWaits("b")
+			cancel()
+			raises(dlock.Cancelled, "57014", <-waiting)
+			left("1")
+		})
+		must(all(ctx))
+		check(!admin.isFree(names[0]) && !admin.isFree("b"), "free")
+		must(lease.Close())
+		left("0")
+	}},
+
+	{"renew_ttl", func() {
+		lock, lease := locks.NewLock("lease", dlock.TTL(long)), locks.NewLease(dlock.TTL(long))
+		must(acquire(lock))
+		must(opened(lease))
+		renews := func(id int64, renew func(context.Context, time.Duration) error, deadline func() time.Duration) {
+			is := func(ttl string) bool { return admin.ask("SELECT ttl FROM dlock_leases WHERE lease = $1", id) == ttl }
+			must(renew(ctx, 2*long))
+			check(is("02:00:00") && deadline() > dlock.Now()+long, "longer")
+			must(renew(ctx, long/2))
+			shorter := deadline()
+			check(is("00:30:00") && shorter < dlock.Now()+long/2, "shorter")
+			for _, refused := range []time.Duration{-long, 48 * long} {
+				raises(dlock.BadArgument, "22023", renew(ctx, refused))
+				check(is("00:30:00") && deadline() == shorter, "changed")
+			}
+			must(renew(ctx, 0))
+			check(is("00:30:00"), "changed")
+		}
+		renews(lock.Fence(), lock.Renew, lock.Deadline)
+		renews(lease.ID(), lease.Renew, lease.Deadline)
+		plain := locks.NewLock("plain")
+		must(do(plain, func(context.Context) { wrong(plain.Renew(ctx, long)) }))
+		admin.force(lock.Fence())
+		lost(lock.Renew(ctx, 0))
+		lost(lock.Unlock())
+		must(lease.Close())
+		wrong(lease.Renew(ctx, 0))
+	}},
+
+	{"change_held", func() {
+		lease := locks.NewLease(dlock.TTL(long))
+		must(opened(lease))
+		with(main_, func(conn *pgx.Conn) {
+			transaction(conn, func(tx pgx.Tx) error {
+				for _, lock := range append(both("held"), lease.NewLock("held"), dlock.InTx(tx, "held")) {
+					is := func(expected bool) {
+						held, err := lock.IsHeld(ctx)
+						must(err)
+						check(held == expected, "held: ", held)
+					}
+					is(false)
+					must(acquire(lock))
+					fence := lock.Fence()
+					is(true)
+					must(lock.SetInfo(ctx, "changed"))
+					must(lock.Downgrade(ctx))
+					seen := admin.row("SELECT ticket, info, mode FROM dlock_locks WHERE name = 'held'")
+					check(fmt.Sprint(seen) == fmt.Sprintf("[%d changed shared]", fence) && lock.Fence() == fence, seen)
+					must(lock.Check())
+					is(true)
+					admin.force(fence)
+					is(false)
+					lost(lock.Downgrade(ctx))
+					lock.Unlock()
+				}
+				return errBoom
+			})
+		})
+		must(lease.SetInfo(ctx, "changed"))
+		check(admin.ask("SELECT info FROM dlock_leases WHERE lease = $1", lease.ID()) == "changed", "info")
+		must(lease.Close())
+	}},
+
 	{"lease_closed_under_lock", func() {
 		lease := locks.NewLease(dlock.TTL(long))
 		must(opened(lease))
@@ -612,10 +764,28 @@ var rows = []row{
 		seen("0")
 	}},
 
-	{"connections", func() {
-		few := func() {
-			check(atoi(admin.ask("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'")) <= 4, "connections")
+	{"lease_closed_while_opening", func() {
+		lease := locks.NewLease(dlock.TTL(long))
+		open := func() error { return opened(lease) }
+		order("freeze")
+		opening, refused := async(open), async(open)
+		var err error
+		select {
+		case err = <-refused:
+		case err = <-opening:
+			opening = refused
 		}
+		wrong(err)
+		closing := async(lease.Close)
+		order("thaw")
+		must(<-closing)
+		must(<-opening)
+		check(admin.ask("SELECT count(*) FROM dlock_leases") == "0", "leases")
+		must(lease.Do(ctx, nothing))
+	}},
+
+	{"connections", func() {
+		few := func() { check(connected(4), "connections") }
 		lease := locks.NewLease(dlock.TTL(long))
 		must(lease.Do(ctx, func(context.Context) error {
 			var many []*dlock.Lock
@@ -635,6 +805,35 @@ var rows = []row{
 				must(lock.Unlock())
 			}
 			few()
+			return nil
+		}))
+	}},
+
+	{"connections_waiting", func() {
+		lease := locks.NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			many, waiting := []*dlock.Lock{}, []chan error{}
+			with(admin.dsn, func(holder *pgx.Conn) {
+				_, err := query(holder, "SELECT count(dlock_acquire('many/' || n)) FROM generate_series(0, 19) AS n")
+				must(err)
+				for n := 0; n < 20; n += 2 {
+					many = append(many, lease.NewLock(fmt.Sprint("many/", n)),
+						locks.NewLock(fmt.Sprint("many/", n+1), dlock.TTL(long)))
+				}
+				for _, lock := range many {
+					lock := lock
+					waiting = append(waiting, async(func() error { return acquire(lock) }))
+				}
+				admin.until("SELECT count(*) = 20 FROM dlock_locks WHERE NOT granted")
+				check(connected(22), "connections")
+			})
+			for _, result := range waiting {
+				must(<-result)
+			}
+			until(func() bool { return connected(4) }, "few connections")
+			for _, lock := range many {
+				must(lock.Unlock())
+			}
 			return nil
 		}))
 	}},
@@ -856,6 +1055,27 @@ var rows = []row{
 		check(len(led) == 1, "leads")
 	}},
 
+	{"election_outage", func() {
+		var fences []int64
+		told := make(chan bool, 1)
+		running := async(func() error {
+			return hasty(0).NewElection("leader", dlock.TTL(short)).Run(ctx, func(ctx context.Context, lock *dlock.Lock) error {
+				fences = append(fences, lock.Fence())
+				if len(fences) == 1 {
+					admin.heartbeat()
+					order("freeze")
+					<-ctx.Done()
+					told <- lock.Lost()
+				}
+				return nil
+			})
+		})
+		check(<-told, "lost")
+		order("thaw")
+		must(<-running)
+		check(len(fences) == 2 && fences[0] < fences[1], fences)
+	}},
+
 	{"watch", func() {
 		watch, err := locks.Watch(ctx, "leader")
 		must(err)
@@ -875,6 +1095,40 @@ var rows = []row{
 		})
 		isEvent(next(watch), "free", "leader", 0)
 		must(watch.Close())
+	}},
+
+	{"observer", func() {
+		told, watched := make(chan string, 9), open(main_)
+		tell := func(event, what string) {
+			told <- event + " " + what
+			panic("observed")
+		}
+		watched.Hooks = &dlock.Hooks{
+			Acquired: func(what string, _ time.Duration) { tell("acquired", what) },
+			Failed: func(what string, _ time.Duration, err error) {
+				busy(err)
+				tell("failed", what)
+			},
+			Released: func(what string, _ time.Duration) { tell("released", what) },
+			Lost:     func(what string, _ error) { tell("lost", what) },
+		}
+		is := func(expected string) {
+			seen := <-told
+			check(seen == expected, seen, ", not ", expected)
+		}
+		must(do(watched.NewLock("plain"), func(context.Context) { is(`acquired lock "plain"`) }))
+		is(`released lock "plain"`)
+		admin.holds("busy", func(int64) { busy(acquire(watched.NewLock("busy", try))) })
+		is(`failed lock "busy"`)
+		lock := watched.NewLock("lease", kept...)
+		lost(do(lock, func(context.Context) {
+			is(`acquired lock "lease"`)
+			admin.force(lock.Fence())
+			is(`lost lock "lease"`)
+		}))
+		is(`released lock "lease"`)
+		until(func() bool { return strings.Count(logged.String(), "observed") >= 6 }, "the log")
+		check(len(told) == 0, "more")
 	}},
 
 	{"errors", errorRow},
@@ -1250,6 +1504,35 @@ var rows = []row{
 		}))
 	}},
 
+	{"acquire_owed", func() {
+		lease := hasty(100 * time.Millisecond).NewLease(kept...)
+		must(lease.Do(ctx, func(context.Context) error {
+			admin.holds("owed", func(int64) {
+				ctx, cancel := context.WithCancel(ctx)
+				waiting := []chan error{
+					async(func() error {
+						_, err := lease.NewLock("owed").Lock(ctx)
+						return err
+					}),
+					async(func() error {
+						_, err := lease.LockAll(ctx, []string{"owed"})
+						return err
+					})}
+				admin.until("SELECT count(*) = 2 FROM dlock_locks WHERE name = 'owed' AND NOT granted")
+				order("freeze")
+				cancel()
+				for _, result := range waiting {
+					raises(dlock.Cancelled, "57014", <-result)
+				}
+				order("thaw")
+			})
+			admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+			admin.untilRenewed(lease.ID(), 1)
+			check(!lease.Lost(), "lost")
+			return lease.NewLock("owed", try).Do(ctx, nothing)
+		}))
+	}},
+
 	{"pool_returned", poolReturned},
 
 	{"clock_stepped", func() {
@@ -1456,30 +1739,6 @@ func poolReturned() {
 // Features of Go
 var own = []row{
 
-	{"renew", func() {
-		ttl := func(of int64) string { return admin.ask("SELECT ttl FROM dlock_leases WHERE lease = $1", of) }
-		lock := locks.NewLock("lease", dlock.TTL(long))
-		lost(do(lock, func(context.Context) {
-			must(lock.Renew(ctx, 2*long))
-			check(ttl(lock.Fence()) == "02:00:00" && lock.Deadline() > dlock.Now()+long, "longer")
-			must(lock.Renew(ctx, long))
-			check(ttl(lock.Fence()) == "01:00:00" && lock.Deadline() < dlock.Now()+long, "shorter")
-			raises(dlock.BadArgument, "22023", lock.Renew(ctx, -long))
-			must(lock.Check())
-			must(lock.Renew(ctx, 0))
-			admin.force(lock.Fence())
-			lost(lock.Renew(ctx, 0))
-		}))
-		lease := locks.NewLease(dlock.TTL(long))
-		must(lease.Do(ctx, func(context.Context) error {
-			must(lease.Renew(ctx, 2*long))
-			check(ttl(lease.ID()) == "02:00:00" && lease.Deadline() > dlock.Now()+long, "longer")
-			return nil
-		}))
-		wrong(lease.Renew(ctx, 0))
-		wrongHeld(locks.NewLock("plain"), func(lock *dlock.Lock) error { return lock.Renew(ctx, 0) })
-	}},
-
 	// The lock is granted, and its first renewal waits.
 	{"cancelled_after_grant", func() {
 		lock := late().NewLock("lease", dlock.TTL(long))
@@ -1499,40 +1758,20 @@ var own = []row{
 		})
 	}},
 
-	{"change_held", func() {
-		lease := locks.NewLease(dlock.TTL(long))
-		must(opened(lease))
-		with(main_, func(conn *pgx.Conn) {
-			must(transaction(conn, func(tx pgx.Tx) error {
-				all := []*dlock.Lock{locks.NewLock("0"), locks.NewLock("1", dlock.TTL(long)), lease.NewLock("2"), dlock.InTx(tx, "3")}
-				for n, lock := range all {
-					held, err := lock.IsHeld(ctx)
-					check(!held && err == nil, "held")
-					must(acquire(lock))
-					held, err = lock.IsHeld(ctx)
-					check(held && err == nil, "not held", n, err)
-					must(lock.SetInfo(ctx, "changed"))
-					must(lock.Downgrade(ctx))
-					seen := admin.row("SELECT info, mode FROM dlock_locks WHERE name = $1", n)
-					check(fmt.Sprint(seen) == "[changed shared]", seen)
-					must(lock.Check())
-					must(lock.Unlock())
-				}
-				return nil
-			}))
+	// The context ends after the server's answer, before the client reads it.
+	{"cancelled_after_open", func() {
+		ctx, cancel := context.WithCancel(ctx)
+		var opens atomic.Bool
+		over := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_lease_open")) {
+				opens.Store(true)
+			} else if !sent && opens.Load() {
+				cancel()
+			}
+			return nil
 		})
-		must(lease.SetInfo(ctx, "changed"))
-		check(admin.ask("SELECT info FROM dlock_leases WHERE lease = $1", lease.ID()) == "changed", "info")
-		must(lease.Close())
-	}},
-
-	{"resize", func() {
-		raises(dlock.NotAllowed, "42501", locks.Resize(ctx, "pool", 2))
-		locks := open(admin.dsn)
-		must(locks.Resize(ctx, "pool", 2))
-		check(admin.ask("SELECT slots FROM dlock_slots WHERE name = 'pool'") == "2", "slots")
-		must(locks.Resize(ctx, "pool", 0))
-		check(admin.ask("SELECT slots FROM dlock_slots WHERE name = 'pool'") == "", "slots")
+		raises(dlock.Cancelled, "57014", over.NewLease(dlock.TTL(long)).Do(ctx, nothing))
+		check(admin.ask("SELECT count(*) FROM dlock_leases") == "0", "leases")
 	}},
 
 	{"in_tx_all", func() {
@@ -1553,77 +1792,116 @@ var own = []row{
 	}},
 
 	{"lock_all", func() {
-		names := []string{"b", `a"\,`}
+		names := []string{`a"\,`, "b"}
 		lease := locks.NewLease(kept...)
 		_, err := lease.LockAll(ctx, names)
 		wrong(err)
 		must(lease.Do(ctx, func(context.Context) error {
-			admin.holds("b", func(int64) {
-				_, err := lease.LockAll(ctx, names, try)
-				busy(err)
-				check(admin.isFree(`a"\,`), "not all, but one")
-				waiting, cancel := context.WithCancel(ctx)
-				done := async(func() error {
-					_, err := lease.LockAll(waiting, names)
-					return err
-				})
-				admin.untilWaits("b")
-				cancel()
-				raises(dlock.Cancelled, "57014", <-done)
-				admin.until("SELECT count(*) = 1 FROM dlock_locks")
-			})
-			var all []*dlock.Lock
-			for all == nil {
-				all, err = lease.LockAll(ctx, names, dlock.Info("me"))
-				check(err == nil || errors.Is(err, dlock.WrongState), err) // it is being taken back
-			}
-			check(len(all) == 2 && all[0].Name() == "b" && all[0].Check() == nil, all)
-			check(!admin.isFree("b") && !admin.isFree(`a"\,`), "free")
+			all, err := lease.LockAll(ctx, names)
+			must(err)
+			check(all[1].Name() == "b" && all[1].Check() == nil, all)
 			_, err = lease.LockAll(ctx, []string{"c", "b"})
 			wrong(err)
-			must(all[0].Unlock())
-			check(admin.isFree("b") && admin.isFree("c") && !admin.isFree(`a"\,`), "free")
-			admin.force(all[1].Fence())
-			lost(all[1].Unlock())
+			must(all[1].Unlock())
+			check(admin.isFree("b") && admin.isFree("c") && !admin.isFree(names[0]), "free")
+			admin.force(all[0].Fence())
+			lost(all[0].Unlock())
 			_, err = lease.LockAll(ctx, names)
 			return err
 		}))
-		check(admin.isFree("b") && admin.isFree(`a"\,`), "not closed")
 		with(main_, func(conn *pgx.Conn) {
-			both := []*dlock.Lock{dlock.OnConn(conn, "b"), dlock.OnConn(conn, `a"\,`)}
+			both := []*dlock.Lock{dlock.OnConn(conn, names[0]), dlock.OnConn(conn, "b")}
 			admin.holds("b", func(int64) {
 				busy(dlock.LockAll(ctx, both, try))
-				check(admin.isFree(`a"\,`), "not all, but one")
+				check(admin.isFree(names[0]), "not all, but one")
 			})
 			must(dlock.LockAll(ctx, both))
 			wrong(dlock.LockAll(ctx, both))
-			must(both[0].Unlock())
-			check(admin.isFree("b") && !admin.isFree(`a"\,`), "free")
 			must(both[1].Unlock())
+			check(admin.isFree("b") && !admin.isFree(names[0]), "free")
+			must(both[0].Unlock())
 			raises(dlock.BadArgument, "22023", dlock.LockAll(ctx, append(both, locks.NewLock("c"))))
 		})
 	}},
 
-	{"hooks", func() {
-		told := make(chan string, 9)
-		watched := open(main_)
-		watched.Hooks = &dlock.Hooks{
-			Acquired: func(what string, _ time.Duration) { told <- "acquired " + what },
-			Released: func(what string, _ time.Duration) { told <- "released " + what },
-			Lost:     func(what string, err error) { told <- "lost " + what },
+	// Enqueue learns of its grant without a notification.
+	{"enqueue_deaf", func() {
+		tickets := over(func(config *pgx.ConnConfig) {
+			config.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) {}
+		}).NewTickets()
+		ticket := enqueue(tickets, "queue")
+		isEvent(soon(tickets), "granted", "queue", ticket)
+		must(tickets.Close())
+	}},
+
+	// A notification arrives while Next waits, or with the reply to another statement.
+	{"enqueue_told", func() {
+		var told atomic.Bool
+		tickets := wired(func(sent bool, text []byte) error {
+			if !sent && bytes.Contains(text, []byte("granted")) {
+				told.Store(true)
+			}
+			return nil
+		}).NewTickets()
+		for _, waits := range []bool{false, true} {
+			var ticket int64
+			admin.holds("queue", func(int64) {
+				ticket = enqueue(tickets, "queue")
+				none(tickets)
+			})
+			if !waits {
+				until(func() bool {
+					must(tickets.Unwatch(ctx, "none"))
+					return told.Load()
+				}, "the notification")
+			}
+			isEvent(soon(tickets), "granted", "queue", ticket)
+			must(tickets.Release(ctx, ticket))
 		}
-		is := func(expected string) {
-			seen := <-told
-			check(seen == expected, seen, ", not ", expected)
-		}
-		must(do(watched.NewLock("plain"), func(context.Context) { is(`acquired lock "plain"`) }))
-		is(`released lock "plain"`)
-		lock := watched.NewLock("lease", kept...)
-		lost(do(lock, func(context.Context) {
-			is(`acquired lock "lease"`)
-			admin.force(lock.Fence())
-			is(`lost lock "lease"`)
+		must(tickets.Close())
+	}},
+
+	// The heartbeat repeats a release until it succeeds.
+	{"release_owed_again", func() {
+		var cutting atomic.Bool
+		var cuts atomic.Int64
+		over := wired(func(sent bool, text []byte) error {
+			if sent && cutting.Load() && bytes.Contains(text, []byte("dlock_release_ticket")) {
+				cuts.Add(1)
+				return errBoom
+			}
+			return nil
+		})
+		over.Patience = 100 * time.Millisecond
+		lease := over.NewLease(kept...)
+		must(lease.Do(ctx, func(context.Context) error {
+			lock := lease.NewLock("owed", dlock.Owner("job/1"))
+			must(acquire(lock))
+			cutting.Store(true)
+			raises(dlock.ConnectionLost, "", lock.Unlock())
+			released := cuts.Load()
+			until(func() bool { return cuts.Load() >= released+3 }, "the heartbeat")
+			check(!lease.Lost() && !admin.isFree("owed"), "released")
+			cutting.Store(false)
+			admin.untilFree("owed")
+			until(func() bool {
+				err := acquire(lock)
+				check(err == nil || errors.Is(err, dlock.WrongState), err) // it is still being taken back
+				return err == nil
+			}, "the same owner")
+			return lock.Unlock()
 		}))
+	}},
+
+	{"reset", func() {
+		with(main_, func(conn *pgx.Conn) {
+			must(acquire(dlock.OnConn(conn, "pool")))
+			conn.Exec(ctx, "BEGIN")
+			conn.Exec(ctx, "SELECT 1 / 0")
+			check(conn.PgConn().TxStatus() == 'E', "the transaction has not failed")
+			must(dlock.Reset(conn))
+			check(conn.PgConn().TxStatus() == 'I' && admin.isFree("pool"), "not reset")
+		})
 	}},
 
 	// A source is asked for each new connection, as for a token that rotates.
@@ -1667,10 +1945,6 @@ var own = []row{
 		}))
 		until(func() bool { return pool.Stat().AcquiredConns() == 0 }, "all are back")
 	}},
-}
-
-func wrongHeld(lock *dlock.Lock, work func(*dlock.Lock) error) {
-	must(do(lock, func(context.Context) { wrong(work(lock)) }))
 }
 
 func poolConfig(most int32) *pgxpool.Config {
