@@ -34,7 +34,7 @@ def row(name, &test)
   ROWS[name] = test
 end
 
-# Asks the test that runs this program to do something.
+# Asks the test that started this program for an action.
 def order(line)
   puts "! #{line}"
   $stdout.flush
@@ -610,7 +610,7 @@ row :enqueue_waits do
       expect(tickets.next(0), nil)
     end
     expect(event(tickets), ['granted', 'queue', ticket])
-    # even if it asks again because it may have missed a notification
+    # not even after a query that makes up for lost notifications
     tickets.instance_variable_set(:@round, Dlock.now)
     expect(tickets.next(0), nil)
   end
@@ -733,7 +733,7 @@ row :watch do
       expect(held.to_a.first(3), ['held', 'leader', ticket])
       expect(held.details['info'], 'node-1')
       ADMIN.kill_sessions
-      # it watches again, and begins with the present holder
+      # over a new connection, the first event is the current holder
       expect(event(events), ['held', 'leader', ticket])
       db.exec('SELECT dlock_release_all()')
     end
@@ -795,7 +795,7 @@ row :sharding do
     expect(['third', both.key(name)].include?(third.key(name)))
   end
   expect(names.any? { |name| third.key(name) == 'third' })
-  # in the way in which every client finds it
+  # by the same rule as in all clients
   expect(both.key('shard/0'), %w[main other].max_by { |key| Digest::SHA256.hexdigest("#{key}\0shard/0") })
   raises(Dlock::BadArgument, '22023') { both.lease(LONG, near: here[0]).lock(there[0]) }
   held.each(&:release)
@@ -954,7 +954,7 @@ row :lease_quorum_late do
     ADMIN.until_renewed(lock.fence)
     ADMIN.call('UPDATE late.quorum SET late = true')
     called = ADMIN.call('SELECT last_value FROM late.calls')
-    # the first of them may have asked before that
+    # the first call may have been sent before the update
     ADMIN.until('SELECT last_value > $1 + 1 FROM late.calls', called)
     deadline = lock.deadline
     ADMIN.until('SELECT last_value > $1 + 3 FROM late.calls', called)
@@ -1120,7 +1120,7 @@ row :acquire_broken_off do
     kept.release
   end
 
-  # at each moment: no ticket is left
+  # canceled at each moment, an acquire leaves no ticket
   ADMIN.holds('busy') do
     [{}, { ttl: LONG }].each do |options|
       (0..20).each do |n|
@@ -1321,7 +1321,7 @@ names.each do |name|
   begin
     ROWS.fetch(name).call
     ADMIN.until('SELECT count(*) = 0 FROM dlock_locks')
-    # the next row looks for its own connections
+    # the next row must see only its own connections
     ADMIN.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name IN ('dlock', 'dlock heartbeat')")
     puts "ok #{name}"
   rescue Exception => e # rubocop:disable Lint/RescueException
@@ -1335,5 +1335,5 @@ names.each do |name|
   puts format('# %<name>s: %<seconds>.1f s', name: name, seconds: Dlock.now - began)
   $stdout.flush
 end
-# without waiting for threads that wait for a failed row
+# do not wait for threads that a failed row has left
 exit!(failed ? 1 : 0)
