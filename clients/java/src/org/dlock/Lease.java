@@ -25,14 +25,14 @@ public final class Lease extends Kept<Lease> {
         this.ttl = ttl;
     }
 
-    /** On the server that has this name */
+    /** Puts the lease on the server to which this name belongs. */
     public Lease near(String name) { near = name; return this; }
 
     public Lease delay(Duration delay) { options.put("delay", delay); return this; }
 
     public Lease info(String info) { options.put("info", info); return this; }
 
-    /** Between two renewals; a third of the ttl by default */
+    /** The time between two renewals; by default a third of the ttl */
     public Lease interval(Duration interval) { this.interval = interval; return this; }
 
     public long id() { return id; }
@@ -53,7 +53,7 @@ public final class Lease extends Kept<Lease> {
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
             heart = new Heart(source, id, line.sent, ttl, pause, lost);
         } catch (DlockException | RuntimeException | Error error) {
-            line.close();       // if the answer was lost, the lease has no locks, and expires
+            line.close();       // if the answer is lost, the lease has no locks, and expires
             state.set(NONE);
             throw error;
         }
@@ -111,7 +111,7 @@ public final class Lease extends Kept<Lease> {
         R over(Line line) throws DlockException;
     }
 
-    /** Runs work with exclusive use of the lease's connection, or of another one if that is not free soon. */
+    /** Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. */
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;
         try {
