@@ -867,7 +867,7 @@ def errors():
             victim, = [w for w in waiting if w.done()]
             with raises(dlock.Deadlock, '40P01'):
                 victim.result()
-            # the other lock still waits for the victim's lock
+            # the other acquire still waits, and uses its connection
             admin('SELECT pg_cancel_backend(pid) FROM dlock_locks '
                   'WHERE NOT granted')
             wait_until(lambda: all(w.done() for w in waiting))
