@@ -87,7 +87,7 @@ class DlockLock(locking.Lock):
         return self._tickets[-1] if self._tickets else None
 
     def acquire(self, blocking=True, shared=False, timeout=None):
-        """`blocking` may be a number of seconds, as in old versions of tooz."""
+        """`blocking` may be a number of seconds, as in older tooz versions."""
         if blocking is not True:
             timeout = float(blocking)
         owner = str(uuid.uuid4())
