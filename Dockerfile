@@ -3,8 +3,8 @@
 #	docker build -t postgres-dlock .
 #	docker run --shm-size=256m -e POSTGRES_PASSWORD=secret postgres-dlock
 #
-# A new database has the extension.  compose.yaml adds a health check.
-# Locks live in /dev/shm, of which a container has 64 MB by default.
+# The database POSTGRES_DB has the extension.  compose.yaml adds a health check.
+# Locks are in /dev/shm, of which a container has 64 MB by default.
 
 ARG PG_MAJOR=17
 FROM postgres:$PG_MAJOR
@@ -19,5 +19,5 @@ RUN apt-get update \
  && rm -rf /usr/src/dlock /var/lib/apt/lists/* \
  && apt-get purge -y --auto-remove make gcc libc6-dev "postgresql-server-dev-$PG_MAJOR"
 
-# run once, as the database of POSTGRES_DB is created
+# run once, after the database POSTGRES_DB is created
 RUN echo 'CREATE EXTENSION dlock;' >/docker-entrypoint-initdb.d/dlock.sql

@@ -2,10 +2,10 @@
 #
 #   make && make install    build, and install into the server of pg_config
 #                           (another one: PG_CONFIG=/path/to/pg_config)
-#   make installcheck       run the installed version's tests, each kind on a
-#                           private server of its own; not as root
+#   make installcheck       test the installed version, not as root; each kind
+#                           of test starts a private server
 #   test/run                all of this with one command, on a bare machine
-#   make dist               the last commit as a source archive for PGXN
+#   make dist               archive the source of the last commit, for PGXN
 
 EXTENSION = dlock
 MODULE_big = dlock
@@ -105,16 +105,16 @@ BIN_OBJS = \
 	src/bin/watch.o \
 	src/bin/end.o
 
-# The version has one source, the control file.  The source may be in another
-# directory than what is built.
+# Only the control file has the version.  The build directory can differ from
+# the source directory.
 source := $(dir $(firstword $(MAKEFILE_LIST)))
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" \
 	$(source)dlock.control)
 PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\" -I$(source)src
 
-# Faster calls: between these files directly, because no other library may
-# replace one of their functions; to PostgreSQL without a stub, because all
-# addresses are looked up when the library is loaded.
+# Make calls faster.  Calls between these files are direct, because no other
+# library may replace their functions.  Calls to PostgreSQL need no stub,
+# because all addresses are looked up when the library is loaded.
 ifeq ($(shell uname -s),Linux)
 PG_CFLAGS = -fno-semantic-interposition -fno-plt
 SHLIB_LINK = -Wl,-Bsymbolic
@@ -300,8 +300,8 @@ TAP = \
 	example_tickets \
 	example_limited
 
-# Both expect their outputs in expected/.  The servers' directories must not
-# be tmp_check, which the TAP tests delete.
+# Both kinds find their expected outputs in expected/.  The servers' directories
+# must not be tmp_check, which the TAP tests delete.
 instance = --temp-config=test/dlock.conf --no-locale --encoding=UTF8
 REGRESS_OPTS = --inputdir=test --temp-instance=./tmp_regress $(instance)
 ISOLATION_OPTS = --inputdir=test --outputdir=. \
@@ -323,8 +323,8 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# The command, its manual page, and a completion. bash looks for the completion
-# in the "share" beside the command's "bin".
+# The command, its manual page, and a completion.  bash looks for the completion
+# in "share" beside the command's "bin".
 completionsdir ?= $(patsubst %/bin,%,$(bindir))/share/bash-completion/completions
 
 all: src/bin/dlock

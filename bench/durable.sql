@@ -1,4 +1,4 @@
--- a lease and a name for each client, or a new name each time
+-- a lease for each client; a name for each client, or for each grant
 \if :lease = 0
 SELECT dlock_lease_open('1 s', attach => true) AS lease \gset
 \endif

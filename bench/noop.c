@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * noop.c
- *	  What the benchmarks need of C: a function that does nothing, and a clock.
+ *	  C functions for the benchmarks: one that does nothing, and a clock.
  *
- * Every call of a function that an extension brings costs its lookup and its
- * arguments, whatever it does then.  So the floor under dlock is a function of
- * the same signature, from a library as well, that only returns.
+ * A call of an extension's function costs its lookup and its arguments, even
+ * if the function does nothing.  The peer "noop" measures this cost.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,7 +22,7 @@ bench_noop(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(1);
 }
 
-/* Microseconds of the clock that pgbench's log is written by, too */
+/* Microseconds since 1970, by the clock of pgbench's log */
 static int64
 read_clock(void)
 {
@@ -32,8 +31,8 @@ read_clock(void)
 }
 
 /*
- * Whose turn is it?  Among "kinds", each has "length" milliseconds in turn.
- * All sessions see the same clock.
+ * The number of the kind whose turn it is.  Each of "kinds" kinds has "length"
+ * milliseconds in turn.  All sessions read the same clock.
  */
 PG_FUNCTION_INFO_V1(bench_turn);
 Datum
@@ -46,8 +45,8 @@ bench_turn(PG_FUNCTION_ARGS)
 }
 
 /*
- * Microseconds until it is the turn of "kind", for sessions that have no other
- * kind to do; 0 while it is
+ * Microseconds until the turn of "kind" begins, or 0 during its turn.  For
+ * sessions that have only this kind.
  */
 PG_FUNCTION_INFO_V1(bench_until_turn);
 Datum

@@ -14,8 +14,8 @@
  * only notifies does not wait for the disk.  So, with a lease, the transaction
  * also inserts a row.
  *
- * Prints the percentiles 50 and 99 of the grants, then those of the plain
- * notifications, in microseconds.
+ * Prints percentiles 50 and 99, in microseconds: first of the grants, then of
+ * the plain notifications.
  *
  *-------------------------------------------------------------------------
  */

@@ -1,4 +1,4 @@
--- a lease for each client; the turns keep it alive
+-- a lease for each client; dlock's turns renew it
 \if :lease = 0
 SELECT dlock_lease_open('5 s') AS lease \gset
 \endif

@@ -1,4 +1,4 @@
--- dlock's peers, and other objects of the scripts
+-- Objects for bench/run
 
 CREATE EXTENSION dlock;
 
@@ -11,7 +11,7 @@ RETURNS bigint AS :'library', 'bench_noop' LANGUAGE C;
 CREATE FUNCTION noop_release(name text)
 RETURNS boolean AS :'library', 'bench_noop' LANGUAGE C;
 
--- those of dlock_renew and dlock_guard
+-- the same for dlock_renew and dlock_guard
 CREATE FUNCTION noop_renew(id bigint)
 RETURNS integer AS :'library', 'bench_noop' LANGUAGE C;
 
@@ -68,7 +68,7 @@ WITH (fillfactor = 10);
 INSERT INTO versioned SELECT generate_series(0, 99), 0;
 VACUUM ANALYZE versioned;
 
--- A role that floods, and a role beside it
+-- The role that floods, and the role whose speed is measured
 CREATE ROLE tenant LOGIN;
 CREATE ROLE neighbour LOGIN;
 CREATE FUNCTION flood(is_dlock boolean) RETURNS void LANGUAGE plpgsql AS $$
@@ -81,6 +81,6 @@ BEGIN
 		END IF;
 	END LOOP;
 EXCEPTION WHEN out_of_memory THEN
-	-- what was taken stays
+	-- keep the acquired locks
 END $$;
 ALTER ROLE tenant SET dlock.max_locks_per_session = 100000000;

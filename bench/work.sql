@@ -1,5 +1,5 @@
--- A lock and a row for each client, in one round trip.  The turn takes another
--- round trip, so it is asked for only after each fourth.
+-- A lock and a row for each client, in one round trip.  Reading the turn takes
+-- another round trip, so only every fourth transaction reads it.
 \set key 1000000000000 + :client_id
 \startpipeline
 \if :turn = 0

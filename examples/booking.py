@@ -6,7 +6,7 @@ time to decide, and a trigger of dlock that also counts the changes made by
 other programs.
 
     python3 booking.py setup            # once: the table with two seats
-    python3 booking.py 7A alice         # asks, and reads the answer
+    python3 booking.py 7A alice         # asks alice, and reads the answer
 
 No row is locked while the user decides, so an instance that hangs or dies
 delays no other.  If another program changes the seat before the user answers,
@@ -44,7 +44,7 @@ class Seat(Base):
 
 
 def book(number, passenger):
-    """True if the seat is the passenger's"""
+    """Returns True if the passenger has the seat."""
     while True:
         with Session() as session:
             seat = session.get(Seat, number)

@@ -46,7 +46,7 @@ def lead(lock, node):
 
 
 def run(node):
-    # SystemExit leaves the block that holds the lock, which releases it
+    # leaving the block that holds the lock, as SystemExit does, releases it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     election = dlock.Locks('').election('reading', ttl=TTL, info=node)
     while True:

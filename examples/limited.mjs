@@ -5,15 +5,14 @@
 //
 //     node limited.mjs URL COUNT       # calls URL/1 to URL/COUNT
 //
-// Start as many instances as you like: together, they never have more than
-// five calls open.  To change the number for all instances at once, without a
-// restart:
+// Start as many instances as you like.  Together, they never have more than
+// five calls open.  To change the number for all instances, without a restart:
 //
 //     psql -c "SELECT dlock_set_slots('api', 2)"
 //
-// Each call holds a permit with its own lease.  If an instance dies, its
-// permits become free after TTL seconds.  If a lease is lost, its call is
-// aborted and made again.
+// Each call holds a permit on its own lease.  If an instance dies, its permits
+// become free after TTL seconds.  If a lease is lost, its call is aborted and
+// repeated.
 //
 // PGHOST and so on name the server.  Needs the packages dlock-client and pg.
 

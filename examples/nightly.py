@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A nightly job that many machines start, and that is done only once
+"""A nightly job that many machines start, but that is done only once
 
 Shows: a lock with a ttl, guarded transactions, and a job that another machine
 completes.
@@ -11,8 +11,8 @@ One instance works, and the others wait.  If the first dies or is paused, its
 lease expires, and the next one continues after the last committed account.  A
 late instance cannot write, because the guard refuses its transaction.
 
-PGHOST and so on name the server.  TTL is the time after which a silent
-instance is replaced, in seconds.
+PGHOST and so on name the server.  If an instance is silent for TTL seconds,
+the next one replaces it.
 """
 
 import os

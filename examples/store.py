@@ -4,13 +4,13 @@
 Shows: fencing for a service without locks.  The fence is in the object, and
 each write names the ETag that it replaces.
 
-    python3 store.py serve 8080                         # stands for the store
+    python3 store.py serve 8080                         # a store to try it with
     python3 store.py append http://127.0.0.1:8080/log   # adds lines of input
 
-An instance holds the lock while it has input.  First it claims the object: it
-writes its fence into the object.  From then on, the writes of all earlier
-holders fail, because the ETag has changed.  An earlier holder that reads the
-object again finds the greater fence.
+An instance holds the lock while it has input.  First it claims the object by
+writing its fence into it.  Then the writes of all earlier holders fail,
+because the ETag has changed.  An earlier holder that reads the object again
+finds the greater fence.
 
 PGHOST and so on name the server with dlock.  Any store with conditional writes
 can replace this one: S3, Google Cloud Storage, Azure Blob Storage.
@@ -66,9 +66,9 @@ def read(url):
 
 
 def write(url, content, etag, lock):
-    """The new ETag, or None if the object has another one than given"""
+    """Returns the new ETag, or None if the object's ETag is not the given one."""
     condition = {'If-Match': etag} if etag else {'If-None-Match': '*'}
-    lock.check()        # saves useless requests; the ETag protects the object
+    lock.check()        # only saves requests; the ETag protects the object
     try:
         with urllib.request.urlopen(urllib.request.Request(
                 url, json.dumps(content).encode(), condition,

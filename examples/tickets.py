@@ -29,7 +29,7 @@ SETUP = """
 
 
 def work(db, name, ticket):
-    """Does the job; False if it was done before."""
+    """Does the job.  Returns False if it was done before."""
     job = int(name.removeprefix('job/'))
     with dlock.translated(), db.transaction():
         db.execute('SELECT dlock_guard(%s, %s)', [name, ticket])
@@ -54,10 +54,10 @@ def run():
         waiting, done = len(jobs), 0
         while waiting:
             event = tickets.next()
-            if event.event == 'wanted':         # released soon anyway
+            if event.event == 'wanted':         # the job will be released soon
                 continue
             waiting -= 1
-            if event.event != 'granted':        # another instance gets it
+            if event.event != 'granted':        # another instance gets the job
                 print(event.event, event.lock, flush=True)
                 continue
             done += work(db, event.lock, event.ticket)

@@ -179,7 +179,7 @@ final class Driver {
                 runTurns(word);
                 break;
             case "quit":
-                // with no farewell to the server, as the other drivers
+                // without closing the sessions, as the other drivers do
                 Runtime.getRuntime().halt(0);
                 break;
             case "hold":

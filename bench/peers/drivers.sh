@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # shared with those that source it
+# shellcheck disable=SC2034,SC2154 # shared with the scripts that source it
 #
-# Build and use the drivers of bench/peers/run. driver.c describes their
+# Build and use the drivers of bench/peers/run.  driver.c describes their
 # commands.
 
 declare -A to_driver from_driver driver_pid
@@ -28,7 +28,7 @@ build_java()
 		bench/peers/Driver.java bench/peers/ZooKeeperPeer.java
 }
 
-# build_c PEER...: build driver.c, with Redis if that is one of the peers.
+# build_c PEER...: build driver.c, with redis.c if Redis is one of the peers.
 build_c()
 {
 	local redis=()
@@ -85,8 +85,7 @@ end_driver()
 {
 	local in=${to_driver[$1]} out=${from_driver[$1]} pid=${driver_pid[$1]}
 	unset "driver_pid[$1]"
-	# closing the pipe would not end it, because later drivers have inherited
-	# it
+	# closing the pipe would not end the driver: later drivers inherit the pipe
 	if [ -n "${2-}" ]; then kill "-$2" "$pid" || true; else tell "$1" quit; fi
 	wait "$pid" 2>/dev/null || true
 	exec {in}>&- {out}<&-

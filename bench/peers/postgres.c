@@ -114,8 +114,10 @@ send_statement(Session *session, int i, const char *first, const char *second)
 		die("send", PQerrorMessage(session->connection));
 }
 
-/* Send the pending statements, and read "count" results.  Optionally return the
- * value and the number of rows of the last one. */
+/*
+ * Send the pending statements, and read "count" results.  Returns how many rows
+ * the last command changed, and optionally the last value.
+ */
 static int
 receive(Session *session, int count, char *value, size_t size)
 {
@@ -144,7 +146,7 @@ receive(Session *session, int count, char *value, size_t size)
 				die(session->kind->name, PQerrorMessage(connection));
 		}
 		PQclear(result);
-		/* the NULL after each */
+		/* the NULL after each result */
 		PQgetResult(connection);
 		count--;
 	}

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2119,SC2120,SC2154 # shared with those that source it
+# shellcheck disable=SC2034,SC2119,SC2120,SC2154 # shared with other scripts
 #
 # Print and store the results of bench/peers/run.
 
 columns='%-16s %7s  %-13s %-9s %10s %10s %8s'
 
-# progress TEXT...: one changing line, on a terminal only
+# progress TEXT...: show progress in one line, on a terminal only
 progress()
 {
 	if [ -t 2 ]; then
@@ -13,7 +13,7 @@ progress()
 	fi
 }
 
-# sample SCENARIO CLIENTS PEER UNIT DLOCK PEER'S RATIO: of one run
+# sample SCENARIO CLIENTS PEER UNIT DLOCK PEER'S RATIO: the result of one run
 sample()
 {
 	progress
@@ -34,7 +34,7 @@ sample_rate()
 	sample "$@" "$(divide "$5" "$6")"
 }
 
-# divide A B: at most 9999, for example if B did nothing
+# divide A B: prints the quotient, at most 9999, for example if B is 0
 divide()
 {
 	awk -v a="$1" -v b="$2" 'BEGIN {
@@ -42,8 +42,8 @@ divide()
 	}'
 }
 
-# compute_turns LENGTH REFERENCE'S-FILE FILE...: from the answers of drivers.
-# Prints for each, including the reference,
+# compute_turns LENGTH REFERENCE'S-FILE FILE...: read the answers of drivers.
+# Prints for each file, including the reference,
 #	FILE, rate, median of the rounds' ratios, p50, p99 of the waits in
 #	microseconds, slowest client's share of the fastest one's, number of late
 compute_turns()
@@ -93,9 +93,8 @@ compute_turns()
 		}' "${@:2}"
 }
 
-# summarize SAMPLES: as CSV, in the order of the samples
-#
-# A peer is "ahead" if it was ahead in every run, and "even" if in some.
+# summarize SAMPLES: prints CSV, in the order of the samples.  The verdict is
+# "peer ahead" if the peer was ahead in every run, "even" if in some.
 summarize()
 {
 	printf 'scenario,clients,peer,unit,dlock,peer_value,ratio,least,greatest,verdict\n'

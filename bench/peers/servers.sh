@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # shared with those that source it
+# shellcheck disable=SC2034,SC2154 # shared with the scripts that source it
 #
 # The private servers of bench/peers/run: in its scratch directory, on Unix
 # sockets and loopback ports, as an unprivileged user.
 #
 # Each server is configured as its manual advises for important data, and all
-# are on one disk.  Redis makes no snapshots, which would disturb the
-# measurement.  Its durable server writes its log before each answer, as
+# are on one disk.  Redis makes no snapshots, because these would disturb the
+# measurement.  Redis's durable server flushes its log before each answer, as
 # ZooKeeper and etcd always do.
 
 servers=()
@@ -34,9 +34,9 @@ serve()
 	servers+=($!)
 }
 
-# As as_user, but in this process, so that its id is the server's.  The server
-# is in its own session, like PostgreSQL, because the kernel may divide the
-# processors between sessions.
+# Like as_user, but replaces this process, so that its id is the server's.  The
+# server is in its own session, like PostgreSQL, because the kernel may divide
+# the processors between sessions.
 exec_as_user()
 {
 	if [ "$(id -u)" -eq 0 ]; then

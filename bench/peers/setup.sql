@@ -1,8 +1,9 @@
--- The tables that clients of PostgreSQL lock, and the rows that all change.
+-- Tables that PostgreSQL's peers lock, and the rows that clients of all peers
+-- change
 
 CREATE EXTENSION dlock;
 
--- from the number of the common lock, in driver.c
+-- the numbers of locks in driver.c, from the common lock on
 CREATE TABLE row_lock (id bigint PRIMARY KEY);
 INSERT INTO row_lock SELECT generate_series(999999999999, 1000000001999);
 

@@ -1,4 +1,4 @@
--- The functions that bench/scale/run calls.
+-- Functions for bench/scale/run
 
 CREATE EXTENSION dlock;
 
@@ -15,8 +15,8 @@ CREATE FUNCTION cpu() RETURNS numeric LANGUAGE sql AS $$
 $$;
 
 -- The time of a statement with $1 = items, less the time with $1 = 0, in
--- microseconds: a line by the clock, and a line by cpu(), which is empty if a
--- process has ended.  No line after statement_timeout
+-- microseconds.  The first line is by the clock, the second by cpu().  The
+-- second is empty if a process has ended.  After statement_timeout, no line.
 CREATE FUNCTION timed(statement text, items integer = 0)
 RETURNS SETOF float8 LANGUAGE plpgsql AS $$
 DECLARE
@@ -45,7 +45,7 @@ EXCEPTION WHEN query_canceled THEN
     RETURN;
 END $$;
 
--- The same per call: medians of 20 rounds, because other load varies
+-- The same times for one call: medians of 20 rounds, because other load varies
 CREATE FUNCTION timed_rounds(call text, calls integer)
 RETURNS SETOF float8 LANGUAGE sql AS $$
     SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY value)

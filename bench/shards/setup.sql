@@ -1,4 +1,4 @@
--- Objects of the scripts in bench/shards
+-- Objects for bench/shards/run
 
 CREATE EXTENSION dlock;
 

@@ -16,7 +16,7 @@ func InTxAll(ctx context.Context, tx Querier, names []string, given ...Option) (
 	return fences(answer), err
 }
 
-// LockAll acquires locks in session scope, on the connection of these locks, which all have the same.
+// LockAll acquires locks in session scope, which must all be on one connection of the program.
 func LockAll(ctx context.Context, locks []*Lock, given ...Option) error {
 	o, until := limits(given)
 	names := make([]string, len(locks))
@@ -102,7 +102,7 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 	return nil, err
 }
 
-// claim refuses names that the lease has, or that are still being taken back: a repeated request gets the earlier lock.
+// claim refuses names that the lease holds or still undoes, because a repeated request would get the earlier lock.
 func (lease *Lease) claim(names []string) error {
 	if err := lease.Check(); err != nil {
 		return err
@@ -151,7 +151,7 @@ func limits(given []Option) (o options, until time.Duration) {
 	return o, until
 }
 
-// With the time that is left, should it be asked again
+// allOf is a request for all names. A repeated request gets the remaining time.
 func allOf(function string, o options, until time.Duration, names []string, values ...any) statement {
 	all := o.request[:len(o.request):len(o.request)]
 	if until < forever {

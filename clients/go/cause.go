@@ -4,7 +4,7 @@ package dlock
 
 import "context"
 
-// context.Cause tells why.
+// withCause makes a child of the context; context.Cause returns the reason of its end.
 func withCause(parent context.Context) (context.Context, func(error)) {
 	return context.WithCancelCause(parent)
 }

@@ -1,6 +1,6 @@
 package dlock
 
-// All uses of the driver. With the imports of pgx v4, this file works, too.
+// This file has all uses of the driver. It also works with the imports of pgx v4.
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 type connection = *pgx.Conn
 
 // A Source returns a connection for the package; the name tells its purpose. The connection stays out of its pool until
-// done is called. If its state is unknown, it is closed before.
+// the package calls done. If the connection's state is unknown, the package closes it before.
 type Source func(ctx context.Context, name string) (conn *pgx.Conn, done func(), err error)
 
 // A Querier executes SQL: a pgx.Tx, a *pgx.Conn, or what SQL returns.
@@ -25,8 +25,9 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// FromPool takes connections from a pool. A lock in session scope, a Lease that is open and the heartbeat each keep one
-// out of the pool for as long as they live. The pool must not be behind a pooler in transaction mode, except for leases.
+// FromPool takes connections from a pool. Each held lock in session scope needs one, and so does each open Lease. The
+// heartbeat needs one while a lease is open. The pool must not be behind a pooler in transaction mode, except for
+// leases.
 func FromPool(pool *pgxpool.Pool) Source {
 	return func(ctx context.Context, _ string) (*pgx.Conn, func(), error) {
 		conn, err := pool.Acquire(ctx)
@@ -128,7 +129,7 @@ type serverError = *pgconn.PgError
 type Server struct {
 	Source Source
 	Key    string
-	own    bool // this package makes the connections, and can set them up
+	own    bool // this package makes the connections, and may change settings
 }
 
 // OnConn is a lock in session scope on a connection of the program.
@@ -138,7 +139,7 @@ func OnConn(conn *pgx.Conn, name string, options ...Option) *Lock {
 	return lock
 }
 
-// A Listener is the part of a connection that receives notifications.
+// hear waits for a notification, and returns its payload.
 func hear(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
 	heard, err := conn.WaitForNotification(ctx)
 	if heard == nil {
@@ -147,7 +148,7 @@ func hear(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
 	return heard.Payload, nil
 }
 
-// Reset is for a pool when a connection comes back, as in
+// Reset is for a pool to call when a connection is returned, as in
 // config.AfterRelease = func(conn *pgx.Conn) bool { return dlock.Reset(conn) == nil }.
 func Reset(conn *pgx.Conn) error {
 	for _, sql := range []string{"ROLLBACK", "SELECT dlock_release_all()"} {

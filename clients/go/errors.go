@@ -14,7 +14,7 @@ type Kind string
 
 func (kind Kind) Error() string { return string(kind) }
 
-// The classes. All other errors of the server are of the kind Other.
+// The kinds of errors. All other errors of the server are of the kind Other.
 const (
 	LockTimeout    = Kind("lock timeout")
 	Deadlock       = Kind("deadlock")
@@ -89,8 +89,8 @@ func isA(err error, kinds ...Kind) bool {
 
 func isAway(err error) bool { return isA(err, ConnectionLost, NotPrimary) }
 
-// Translate returns the error of this package for a driver's, which other errors may wrap. It returns errors that are
-// neither the server's nor the connection's as they are.
+// Translate returns the error of this package for a driver's, which other errors may wrap. It returns errors as they
+// are if they come neither from the server nor from the connection.
 func Translate(err error) error {
 	var own *Error
 	var refusal interface {
@@ -130,7 +130,7 @@ func lostConnection(err error) error {
 	return newError(ConnectionLost, "", err.Error(), err)
 }
 
-// ofOwn is for statements of this package: an error that is not the server's comes from the connection.
+// ofOwn translates errors of this package's statements. An error that is not the server's comes from the connection.
 func ofOwn(err error) error {
 	var own *Error
 	if err = Translate(err); err == nil || errors.As(err, &own) {

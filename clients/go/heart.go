@@ -21,8 +21,8 @@ const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
 	" array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)" +
 	" WHERE NOT dlock_check(name, fence))::text"
 
-// takeBack releases what a request of this owner may have left behind. False if the request's session has not noticed
-// yet that the client is gone, and still waits.
+// takeBack releases the tickets that a request of this owner may have left. False if the request's session still waits,
+// because it has not noticed yet that the client is gone.
 const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
 	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
 
@@ -45,7 +45,7 @@ const (
 	leaving = "being released"
 )
 
-// kept can be lost: a lock, a lease.
+// kept is a lock or a lease, which may be lost.
 type kept struct {
 	what      func() string
 	state     string
@@ -133,7 +133,7 @@ func (k *kept) lost() error {
 	return k.loss
 }
 
-// Check returns LockLost, or WrongState if it is not held. It sends nothing.
+// Check returns LockLost after a loss, and WrongState if it is not held. It sends nothing.
 func (k *kept) Check() error {
 	if err := k.lost(); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (k *kept) onLost(call func()) {
 	k.callbacks = append(k.callbacks, call)
 }
 
-// A callback that panics does not end the program.
+// guarded makes a callback, whose panic does not end the program.
 func guarded(what string, call func()) {
 	defer func() {
 		if failure := recover(); failure != nil {
@@ -196,7 +196,7 @@ func (k *kept) lose(why string) {
 	k.setLost(why)
 }
 
-// Caller holds mu, as for all following unexported functions that do not lock it.
+// Caller holds mu, also for each of the following unexported functions that does not lock it.
 func (k *kept) setLost(why string) {
 	if k.loss != nil {
 		return
@@ -227,7 +227,7 @@ type heart struct {
 	interval, life time.Duration
 	deadline, due  time.Duration
 	over           bool
-	members        map[*kept]*hold // to notify: the lease (nil) and locks
+	members        map[*kept]*hold // the objects to notify: the lease (nil) and locks
 	owed           map[request]bool
 	timer          *time.Timer
 	pulse          *pulse
@@ -289,7 +289,7 @@ func (h *heart) join(k *kept, name string, fence int64) {
 	}
 }
 
-// leave stops notifying the object. The last one ends the lease, and with it all of its remaining locks.
+// leave stops notifying the object. With last, it ends the lease, and with it all of its remaining locks.
 func (h *heart) leave(k *kept, last bool) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -299,7 +299,7 @@ func (h *heart) leave(k *kept, last bool) {
 	}
 }
 
-// owe has the heartbeat undo requests that may have been left behind.
+// owe lets the heartbeat undo requests that the server may have executed.
 func (h *heart) owe(requests ...request) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -363,7 +363,7 @@ func (p *pulse) remove(h *heart) {
 	p.wake()
 }
 
-// wake ends a rest, and restarts the time that a connection may take for its answer.
+// wake ends a rest, and sets the timer for a connection's answer again, because the shortest interval may have changed.
 func (p *pulse) wake() {
 	select {
 	case p.woken <- struct{}{}:
@@ -400,7 +400,7 @@ func (p *pulse) beat() {
 		pause = 0
 		settled, err := p.serve(due)
 		switch {
-		case err != nil: // proves nothing: retry
+		case err != nil: // does not prove a loss: retry
 			pause = waits.take()
 			p.close()
 		case settled:
@@ -419,7 +419,7 @@ func (p *pulse) close() {
 	}
 }
 
-// rest returns the leases that are due now or soon. Nil if no lease is left.
+// rest waits, and returns the leases that are due now or soon; nil if no lease is left.
 func (p *pulse) rest(pause time.Duration) []*heart {
 	mu.Lock()
 	defer mu.Unlock()
@@ -452,7 +452,7 @@ func (p *pulse) rest(pause time.Duration) []*heart {
 	return nil
 }
 
-// serve renews, and undoes owed requests. False if a request is still owed.
+// serve renews the leases, and undoes owed requests. False if a request is still owed.
 func (p *pulse) serve(due []*heart) (bool, error) {
 	if p.conn == nil {
 		mu.Lock()
@@ -546,7 +546,7 @@ func (p *pulse) renew(due []*heart) error {
 	return nil
 }
 
-// The items of an array of numbers
+// items splits an array of numbers.
 func items(array string) []string {
 	return strings.Split(strings.Trim(array, "{}"), ",")
 }

@@ -7,7 +7,7 @@ import (
 
 // Calls for a lock or a lease that is held
 
-// send executes a call over the lock's connection, or over a borrowed one.
+// send executes a call over the connection of the lock or of its lease, or over one for this call.
 func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, error) {
 	switch {
 	case lock.lease != nil:
@@ -40,7 +40,7 @@ func (lease *Lease) send(ctx context.Context, s statement) (answer row, sent tim
 	return answer, sent, err
 }
 
-// One value, in text format
+// scan returns one value, in text format.
 func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, error) {
 	var text *string
 	values := make([]any, len(s.values))
@@ -57,7 +57,7 @@ func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, err
 	return row{[]byte(*text)}, 0, nil
 }
 
-// Caller has checked that it is held.
+// confirm checks the answer to a call that returns false after a loss.
 func (k *kept) confirm(answer row, err error) error {
 	if err == nil && answer.text(0) != "t" {
 		k.lose("the server has ended it")
@@ -66,7 +66,7 @@ func (k *kept) confirm(answer row, err error) error {
 	return err
 }
 
-// SetInfo changes what others can read.
+// SetInfo changes the info, which others can read.
 func (lock *Lock) SetInfo(ctx context.Context, info string) error {
 	if err := lock.Check(); err != nil {
 		return err
@@ -75,7 +75,7 @@ func (lock *Lock) SetInfo(ctx context.Context, info string) error {
 	return lock.confirm(answer, err)
 }
 
-// SetInfo changes what others can read.
+// SetInfo changes the info, which others can read.
 func (lease *Lease) SetInfo(ctx context.Context, info string) error {
 	if err := lease.Check(); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (lock *Lock) IsHeld(ctx context.Context) (bool, error) {
 	return answer.text(0) == "t", err
 }
 
-// Renew renews the lease of a lock with a ttl now. If the ttl is not 0, the lease has this one from now on.
+// Renew renews the lease of a lock with a ttl now. A ttl other than 0 replaces the ttl of the lease.
 func (lock *Lock) Renew(ctx context.Context, ttl time.Duration) error {
 	if err := lock.Check(); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (lock *Lock) Renew(ctx context.Context, ttl time.Duration) error {
 	})
 }
 
-// Renew renews the lease now. If the ttl is not 0, the lease has this one from now on.
+// Renew renews the lease now. A ttl other than 0 replaces the ttl of the lease.
 func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err := lease.Check(); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	})
 }
 
-// renew counts the shorter of the two ttls until the server has answered.
+// renew requests another ttl if it is not 0. Until the server has answered, the shorter ttl counts.
 func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, time.Duration, error)) error {
 	h, next := k.beats(), *o
 	mu.Lock()
@@ -174,7 +174,7 @@ func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, tim
 	return nil
 }
 
-// the next renewal is at most the new interval away
+// change sets new limits. The next renewal is at most the new interval away.
 func (h *heart) change(life, interval, deadline time.Duration) {
 	if !h.over {
 		h.life, h.interval, h.deadline = life, interval, deadline

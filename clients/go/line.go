@@ -15,7 +15,7 @@ const (
 	// How late an answer may be. Then the client drops the connection.
 	grace = 5 * time.Second
 
-	// The time for the server to obey a cancel, and the time for the client to undo a request
+	// How long the server may take to obey a cancel, and the client then to undo the request
 	obey = time.Second
 	undo = 2 * time.Second
 )
@@ -68,7 +68,7 @@ type statement struct {
 	values [][]byte
 }
 
-// A row in text format
+// A row has its values in text format.
 type row [][]byte
 
 func (r row) isNull(n int) bool { return len(r) <= n || r[n] == nil }
@@ -137,8 +137,8 @@ func hostTimeout(ctx context.Context) time.Duration {
 	return 10 * time.Second
 }
 
-// ask returns the first row. At the given time it cuts the connection. If the context ends, it cancels the statement in
-// the server, too, and the server's answer is the outcome.
+// ask returns the first row. At the given time it cuts the connection. If the context ends, it cancels the statement on
+// the server, too, and returns the server's answer.
 func ask(ctx context.Context, conn connection, s statement, until time.Duration) (row, error) {
 	if ctx.Err() != nil {
 		return nil, cancelled(ctx)
@@ -150,7 +150,7 @@ func ask(ctx context.Context, conn connection, s statement, until time.Duration)
 	}()
 	answer, err := exec(conn, s)
 	close(done)
-	<-returned // a late cancel would hit the next statement
+	<-returned // otherwise the cancel could hit the next statement
 	return answer, ofOwn(err)
 }
 
@@ -181,12 +181,12 @@ var background = context.Background()
 type line struct {
 	server   *Server
 	patience time.Duration
-	given    bool // it is the program's, and never replaced
+	given    bool // it is the program's connection, and never replaced
 	conn     connection
 	done     func()
 	checks   bool          // the server checks whether a waiting client is alive
 	sent     time.Duration // when the last statement was about to be sent
-	doubt    bool          // an earlier one may have been executed, too
+	doubt    bool          // an earlier attempt may have been executed, too
 }
 
 var checked = statement{sql: "SELECT set_config('client_connection_check_interval', '500ms', false)" +
@@ -196,9 +196,9 @@ func (l *line) ask(ctx context.Context, s statement) (row, error) {
 	return l.askUntil(ctx, func() statement { return s }, forever, grace)
 }
 
-// askUntil executes a call, again over a new connection if one breaks or does not answer within the limit. It retries
-// until the given time, or until patience with an unreachable server ends. Without a limit, a connection is used until
-// it breaks.
+// askUntil executes a call. If the connection breaks or does not answer within the limit, it retries over a new one,
+// until the given time, or until the patience with an unreachable server ends. Without a limit, it uses a connection
+// until that breaks.
 func (l *line) askUntil(ctx context.Context, s func() statement, until, limit time.Duration) (row, error) {
 	end := shorter(until, after(l.patience))
 	l.doubt = false
@@ -261,7 +261,7 @@ func (l *line) open(ctx context.Context, patience time.Duration) error {
 	return err
 }
 
-// close gives the connection back, or closes it.
+// close returns the connection to its pool, or closes it.
 func (l *line) close() {
 	if l.conn != nil && !l.given {
 		l.done()

@@ -16,7 +16,7 @@ import (
 type Locks struct {
 	// How long to wait for an unreachable server; by default 30 seconds
 	Patience time.Duration
-	// For metrics and logs; by default there are none
+	// For metrics and logs; by default nil
 	Hooks   *Hooks
 	servers []*Server
 }
@@ -29,8 +29,8 @@ type Hooks struct {
 	Lost     func(what string, err error)
 }
 
-// Open takes a DSN for each server. A DSN may name several hosts, of which the primary is used. An empty DSN stands for
-// the environment, PGHOST and so on.
+// Open takes a DSN for each server. A DSN may name several hosts, of which the primary is used. With an empty DSN, the
+// environment variables such as PGHOST count.
 func Open(dsns ...string) (*Locks, error) {
 	servers := make([]Server, len(dsns))
 	for n, dsn := range dsns {
@@ -60,7 +60,7 @@ func New(servers ...Server) (*Locks, error) {
 	return locks, nil
 }
 
-// Key is the key of the server that has this name.
+// Key is the key of the server to which this name belongs.
 func (locks *Locks) Key(name string) string { return locks.server(name).Key }
 
 func (locks *Locks) server(name string) *Server {
@@ -111,7 +111,7 @@ func Timeout(d time.Duration) Option {
 	return func(o *options) { o.limited, o.timeout = true, d }
 }
 
-// TTL makes a lock one in lease scope, with a heartbeat.
+// TTL is the ttl of a lease, and puts a lock of Locks into lease scope, with a heartbeat.
 func TTL(d time.Duration) Option { return func(o *options) { o.ttl, o.hasTTL = d, true } }
 
 // Interval is the time between two renewals; by default a third of the ttl.
@@ -122,7 +122,7 @@ func Interval(d time.Duration) Option {
 // Margin is the part of the ttl that is not used; by default a hundredth.
 func Margin(d time.Duration) Option { return func(o *options) { o.margin, o.hasMargin = d, true } }
 
-// Owner makes a request in lease scope the same as an earlier one: the number of a job, for instance.
+// Owner, such as a job's number, lets a repeated request in lease scope get the lock of the earlier request.
 func Owner(owner string) Option { return func(o *options) { o.owner = owner } }
 
 // Shared holders hold a lock together.
@@ -137,7 +137,7 @@ func Permits(n int) Option { return with("permits", n) }
 // Info is for others to read, of a lock or of a lease.
 func Info(info string) Option { return with("info", info) }
 
-// Near puts a lease on the server of this name.
+// Near puts a lease or tickets on the server of this name.
 func Near(name string) Option { return func(o *options) { o.near = name } }
 
 // Delay is how long the locks of a lease stay closed after the lease has expired.
@@ -175,7 +175,7 @@ func newOwner() (string, error) {
 	return fmt.Sprintf("%x", id), err
 }
 
-// giveBack releases a hold of a heart. LockLost if it was lost.
+// giveBack releases a hold of a heart, and returns LockLost if it was lost.
 func (k *kept) giveBack(l *line, s statement, last bool) error {
 	held := !k.Lost()
 	k.heart.leave(k, last)
@@ -230,7 +230,7 @@ func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
 	}
 	lease.begin(ctx)
 	lease.release(nil)
-	// a lease whose answer is lost has no locks, and expires
+	// if the answer is lost, the lease has no locks, and expires
 	answer, err := lease.line.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
 	if err == nil && ctx.Err() != nil {
 		ask(background, lease.line.conn, call("dlock_lease_close", nil, answer.number(0)), after(undo))
@@ -269,7 +269,7 @@ func (lease *Lease) Close() error {
 	})
 }
 
-// use works with exclusive use of the lease's connection, or of another one if that is not free soon.
+// use works with exclusive use of the lease's connection; if it is not free soon, over another one.
 func (lease *Lease) use(ctx context.Context, work func(*line) error) error {
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -306,7 +306,7 @@ func (lease *Lease) Do(ctx context.Context, work func(context.Context) error) er
 	return within(held, work, lease.Close)
 }
 
-// within leaves after a panic, too. An error of the work takes precedence over a loss.
+// within works, and then leaves, after a panic, too. An error of the work takes precedence over a loss.
 func within(ctx context.Context, work func(context.Context) error, leave func() error) (err error) {
 	panicked := true
 	defer func() {
@@ -327,7 +327,7 @@ const (
 	leaseScope
 )
 
-// A Lock has one holder. It can be used again, by one goroutine at a time.
+// A Lock is for one goroutine at a time. It can be acquired again after its release.
 type Lock struct {
 	kept
 	options
@@ -337,7 +337,7 @@ type Lock struct {
 	tx      Querier
 	line    *line
 	until   time.Duration
-	owner   string // the owner of its request
+	owner   string // the owner of the current request
 	fence   atomic.Int64
 	doubt   bool
 	unwatch func()
@@ -352,7 +352,7 @@ func newLock(name string, scope scope, given []Option) *Lock {
 	return lock
 }
 
-// NewLock is a lock in session scope, on a connection of its own; with a TTL, it is one in lease scope.
+// NewLock is a lock in session scope on a connection of its own, or with a TTL a lock in lease scope.
 func (locks *Locks) NewLock(name string, given ...Option) *Lock {
 	lock := newLock(name, sessionScope, given)
 	lock.bad = lock.options.isBad()
@@ -381,7 +381,7 @@ func (lock *Lock) Fence() int64 { return lock.fence.Load() }
 // OnLost calls the function once with the lock; at once, if the lock is lost already.
 func (lock *Lock) OnLost(call func(*Lock)) { lock.onLost(func() { call(lock) }) }
 
-// Lock waits for its turn. It returns a context that ends when the lock is lost or released.
+// Lock waits until the lock is granted. It returns a context that ends when the lock is lost or released.
 func (lock *Lock) Lock(ctx context.Context) (context.Context, error) {
 	if err := lock.options.check(); err != nil {
 		return nil, err
@@ -435,12 +435,12 @@ func (lock *Lock) acquire(ctx context.Context) (err error) {
 		err = lock.acquireWithTTL(ctx)
 	}
 	if err == nil {
-		lock.line.close() // a wait needs one, a lock does not
+		lock.line.close() // a held lock needs no connection
 	}
 	return err
 }
 
-// With the remaining time, if the request is repeated
+// statement is the lock's request. A repeated request gets the remaining time.
 func (lock *Lock) statement(function string, until time.Duration, values ...any) statement {
 	all := lock.request[:len(lock.request):len(lock.request)]
 	if lock.scope == leaseScope {
@@ -461,7 +461,7 @@ func (lock *Lock) ask(ctx context.Context, function string, values ...any) error
 	return err
 }
 
-// watch notices the end of the connection.
+// watch reports a loss when the connection ends.
 func (lock *Lock) watch() {
 	conn, ended := lock.line.conn, make(chan struct{})
 	ctx, stop := context.WithCancel(background)
@@ -493,7 +493,7 @@ func (lock *Lock) acquireOfLease(ctx context.Context) error {
 	if lease.beats().owes(request{lock.name, lock.owner}) {
 		return newError(WrongState, "55000", lock.what()+" is being taken back from this owner", nil)
 	}
-	// over the lease's connection, if there is no need to wait
+	// over the lease's connection, if the lock need not wait
 	err := lease.use(ctx, func(l *line) error {
 		answer, err := l.ask(ctx, lock.statement("dlock_lease_acquire", 0, lease.ID()))
 		lock.fence.Store(answer.number(0))
@@ -514,7 +514,7 @@ func (lock *Lock) acquireWithTTL(ctx context.Context) error {
 	if err := lock.ask(ctx, "dlock_ttl_acquire", lock.ttl); err != nil {
 		return err
 	}
-	// The wait may have been long: after a renewal the deadline is known. A repeated request keeps its earlier ttl.
+	// After a long wait, only a renewal makes the deadline known. A repeated request keeps its earlier ttl.
 	s := plain("SELECT dlock_renew($1), $2::bigint", lock.Fence(), lock.ttl.Microseconds())
 	if lock.options.owner != "" {
 		s = plain("SELECT dlock_renew(lease), (extract(epoch FROM ttl) * 1000000)::bigint"+
@@ -573,8 +573,8 @@ func (l *line) isRefusal(err error) bool {
 	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !l.doubt
 }
 
-// takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon as
-// the server answers; else they expire.
+// takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon
+// as the server answers. Without a Lease, the lock expires.
 func (l *line) takeBack(h *heart, s statement, requests ...request) {
 	l.drop()
 	until, waits := after(undo), newPauses(2*time.Second)
@@ -614,7 +614,7 @@ func (lock *Lock) Unlock() error {
 	if lock.owner == "" {
 		defer lock.lease.release([]string{lock.name})
 	}
-	// over the lease's connection; if that fails and the lease continues, it repeats this later
+	// over the lease's connection; if that fails, the lease's heartbeat repeats the release
 	err := lock.lease.use(background, func(l *line) error { return lock.giveBack(l, release, false) })
 	if err != nil && !isA(err, LockLost) {
 		lock.heart.owe(request{lock.name, lock.owner})
@@ -650,7 +650,7 @@ func (lock *Lock) unlockHere(release statement) error {
 	return lock.lost()
 }
 
-// Guard lets the transaction commit only while the lock holds.
+// Guard lets the transaction commit only while the lock is held.
 func (lock *Lock) Guard(ctx context.Context, tx Querier) error {
 	var nothing any
 	return Translate(tx.QueryRow(ctx, "SELECT dlock_guard($1, $2)::text", lock.name, lock.Fence()).Scan(&nothing))
@@ -674,7 +674,7 @@ func (locks *Locks) NewElection(name string, given ...Option) *Election {
 }
 
 // Run returns what the work returns if it ends while this process leads. The context of the work ends at the loss, and
-// the work has to return then. Run waits for a server that is away without limit.
+// then the work must return. Run waits for an unreachable server without limit.
 func (e *Election) Run(ctx context.Context, work func(context.Context, *Lock) error) error {
 	waits := newPauses(15 * time.Second)
 	for {
@@ -695,9 +695,9 @@ func (e *Election) Run(ctx context.Context, work func(context.Context, *Lock) er
 			return failure
 		}, e.lock.Unlock)
 		if done && (err == nil || isAway(err)) {
-			return nil // the work ended while we led; the lock expires
+			return nil // the work ended while this process led; the lock expires
 		}
-		// the error of the work because of the loss, or a loss after its end
+		// an error of the work because of the loss, or a loss after the work's end
 		if !e.lock.Lost() || !(isA(err, LockLost) || errors.Is(err, context.Canceled)) || ctx.Err() != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// How often to ask, in case a notification was lost
+// The time between queries that make up for lost notifications
 const round = time.Minute
 
 // An Event is a change of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost;
@@ -28,8 +28,8 @@ type place struct {
 	granted bool
 }
 
-// Tickets are places in many queues, over one connection. Without a lease they end with the connection. All are on one
-// server. Next and the other methods may be called at the same time.
+// Tickets are places in many queues of one server, over one connection. Without a lease they end with the connection.
+// Next and the other methods may be called at the same time.
 type Tickets struct {
 	locks  *Locks
 	lease  *Lease
@@ -49,21 +49,21 @@ type Tickets struct {
 	stop    func()     // ends the wait of Next
 }
 
-// NewTickets takes Near.
+// NewTickets are tickets of a session. The only option is Near.
 func (locks *Locks) NewTickets(given ...Option) *Tickets {
 	o := newOptions(given)
 	return &Tickets{locks: locks, line: locks.line(locks.server(o.near)), places: map[int64]*place{},
 		watch: map[string]bool{}, round: after(round)}
 }
 
-// NewTickets keep their places when the connection breaks.
+// NewTickets are tickets of the lease, which keep their places when the connection breaks.
 func (lease *Lease) NewTickets() *Tickets {
 	tickets := lease.locks.NewTickets(Near(lease.near))
 	tickets.lease = lease
 	return tickets
 }
 
-// Watch reports the holder of a lock, now and at each change, by the events held and free.
+// Watch reports the holder of a lock, now and at each change, with the events held and free.
 func (locks *Locks) Watch(ctx context.Context, name string) (*Tickets, error) {
 	tickets := locks.NewTickets(Near(name))
 	if err := tickets.Watch(ctx, name); err != nil {
@@ -167,7 +167,7 @@ func (t *Tickets) Close() error {
 	})
 }
 
-// use works with exclusive use of the connection, and ends the wait of Next.
+// use works with exclusive use of the connection, after it has ended the wait of Next.
 func (t *Tickets) use(name string, work func() error) error {
 	if name != "" && t.locks.server(name) != t.line.server {
 		return newError(BadArgument, "22023", fmt.Sprintf("%q is on another server", name), nil)
@@ -186,7 +186,7 @@ func (t *Tickets) use(name string, work func() error) error {
 	return work()
 }
 
-// listen returns an event, or nil after a wait that came to nothing.
+// listen waits once, and returns an event, or nil if none has come.
 func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 	t.alone.Lock()
 	defer t.alone.Unlock()
@@ -227,7 +227,7 @@ func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 	return &event, nil
 }
 
-// A context that has ended: take the events that have come, and do not wait
+// A context that has ended, to take the events that have come, without a wait
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(background)
 	cancel()
@@ -281,7 +281,7 @@ func (t *Tickets) tickets() (all []int64) {
 	return all[:len(all):len(all)]
 }
 
-// session returns the connection, or a new one if it broke. Tickets of a lease stay.
+// session returns the connection, or a new one if it broke. Tickets of a lease stay; tickets of the session are lost.
 func (t *Tickets) session(ctx context.Context) (connection, error) {
 	if t.closed {
 		return nil, newError(WrongState, "55000", "the tickets are closed", nil)
@@ -324,7 +324,7 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 	return conn, nil
 }
 
-// again over another connection, if that can help
+// ask executes a call, again over another connection if one breaks.
 func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
 	for {
 		conn, err := t.session(ctx)
@@ -343,7 +343,7 @@ func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
 	}
 }
 
-// A notification is a hint. Each grant is told once.
+// confirm asks for the grant, because a notification is only a hint. Each grant is reported once.
 func (t *Tickets) confirm(ticket int64) error {
 	p := t.places[ticket]
 	if p == nil || p.granted {
@@ -353,7 +353,7 @@ func (t *Tickets) confirm(ticket int64) error {
 	switch {
 	case isA(err, LockLost):
 		t.forget(ticket, "lost")
-	case isA(err, ConnectionLost): // requested again over the next one
+	case isA(err, ConnectionLost): // ask over the next connection
 	case err != nil:
 		return err
 	case answer.text(0) == "t":

@@ -1,8 +1,8 @@
 """A driver of tooz over dlock: dlock://user@host/database?timeout=30
 
-A coordinator has one lease, which heartbeat() renews, and all that it holds is
-on it: its locks, its memberships, which are shared locks of their groups, and
-the leadership of groups.  That a group is there is a row of a table.
+A coordinator has one lease, which heartbeat() renews.  The lease holds its
+locks, its memberships, which are shared locks of their groups, and its
+leadership of groups.  A group is a row of the table tooz_group.
 """
 
 import base64
@@ -37,7 +37,7 @@ def decode(value):
 
 @contextmanager
 def translated():
-    """Errors of dlock as errors of tooz; but a timeout is a result."""
+    """Converts errors of dlock to errors of tooz, except for timeouts."""
     try:
         yield
     except dlock.LockTimeout:
@@ -49,7 +49,7 @@ def translated():
 
 
 class Done(coordination.CoordAsyncResult):
-    """The result of what was done at once"""
+    """The result of a call that is already complete"""
 
     def __init__(self, function, *arguments):
         self._error = None
@@ -69,7 +69,7 @@ class Done(coordination.CoordAsyncResult):
 
 
 class DlockLock(locking.Lock):
-    """Reentrant where it is shared, as tooz wants it: each acquire has a ticket
+    """A shared lock is reentrant, as tooz requires: each acquire has a ticket
     of its own."""
 
     def __init__(self, driver, name):
@@ -87,7 +87,7 @@ class DlockLock(locking.Lock):
         return self._tickets[-1] if self._tickets else None
 
     def acquire(self, blocking=True, shared=False, timeout=None):
-        """Blocking may be a number of seconds: so it was before the timeout."""
+        """`blocking` may be a number of seconds, as in older tooz versions."""
         if blocking is not True:
             timeout = float(blocking)
         owner = str(uuid.uuid4())
@@ -102,7 +102,7 @@ class DlockLock(locking.Lock):
         return True
 
     def release(self):
-        """Where the server cannot be asked, it is held, and can be released
+        """After an error, the lock counts as held, and can be released
         again."""
         if not self._tickets:
             return False
@@ -140,19 +140,19 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         self._dsn = f'postgresql://{parsed_url.netloc}{parsed_url.path}'
         self._mutex = threading.Lock()
         self._beating = threading.Lock()
-        self._owed = []     # requests that may have left something
+        self._owed = []     # requests to undo
         self._leads = {}
 
     def _new_line(self):
         return Line(Blocking(), Dsn(self._dsn), 0)
 
     def ask(self, statement):
-        """One at a time, and again over a new connection"""
+        """Executes one statement at a time; retries over a new connection."""
         with self._mutex, translated():
             return run(self._line.ask(statement))
 
     def acquire(self, name, owner, timeout, **options):
-        """The ticket; over a connection of its own, where it may wait"""
+        """Returns the ticket.  A wait has a connection of its own."""
         statement = call('dlock_lease_acquire', name, self._lease,
                          owner=owner, timeout=delta(timeout), **options)
         if timeout == 0:
@@ -166,8 +166,8 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
             run(line.close())
 
     def take_back(self, *request):
-        """What the request may have left: with the next heartbeats, until the
-        server has done it"""
+        """Lets the next heartbeats undo a request, until the server has done
+        it."""
         self._owed.append(request)
 
     def _start(self):
@@ -187,7 +187,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
             run(self._pulse.close())
 
     def heartbeat(self):
-        """Over a connection of its own, which nothing else holds up"""
+        """Renews over a connection of its own, which no other call delays."""
         with self._beating, translated():
             if run(self._pulse.ask(call('dlock_renew', self._lease))) is None:
                 raise tooz.ToozError(
@@ -206,8 +206,8 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
 
     @contextmanager
     def _turn(self, group_id):
-        """A transaction for who changes a group, or its members, one at a
-        time; raises where there is no such group."""
+        """Begins a transaction that changes a group or its members, one at a
+        time for each group."""
         with self._mutex, translated():
             run(self._line.ask(('SELECT 1', ())))
             connection = self._line.connection
@@ -224,7 +224,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
 
     @staticmethod
     def _members(ask, group_id):
-        """Of each member, its ticket and capabilities"""
+        """Returns the ticket and the capabilities of each member."""
         rows = ask((
             'SELECT coalesce(json_agg(json_build_array(owner, ticket, info)'
             ' ORDER BY ticket), %s) FROM dlock_locks(%s) WHERE granted',
@@ -251,7 +251,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         return Done(delete)
 
     def _destroy_group(self, group_id):
-        """With its members, as tooz's tests want it"""
+        """Removes the group and its members, as tooz's tests require."""
         with self._turn(group_id) as ask:
             for ticket, _ in self._members(ask, group_id).values():
                 ask(call('dlock_release_ticket', ticket))
@@ -292,7 +292,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         return Done(update)
 
     def _mine(self, ask, group_id):
-        # perhaps of another coordinator, which this one is to replace
+        # perhaps of an earlier coordinator, which this one replaces
         members = self._members(ask, group_id)
         if self._member_id not in members:
             raise coordination.MemberNotJoined(group_id, self._member_id)
@@ -340,7 +340,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
     def run_elect_coordinator(self):
         for group_id, hooks in list(self._hooks_elected_leader.items()):
             try:
-                # the same one again, where we lead already
+                # if this coordinator leads, it gets the same ticket again
                 ticket = self.acquire(text_of('leader', group_id),
                                       urllib.parse.quote(self._member_id), 0)
             except dlock.LockTimeout:

@@ -1,8 +1,7 @@
-# What the scripts that draw pictures have in common: shapes, colours, and the
-# SVG file that they go to.
+# Shapes, colours and SVG files, for the scripts that draw pictures.
 #
-# A picture is read on a light or a dark page, so it brings its own ground, and
-# colours are classes with a value for each.
+# Pages are light or dark, so each picture has its own ground, and each colour
+# is a class with two values.
 
 package Picture;
 
@@ -59,7 +58,7 @@ sub escaped
 	return $text;
 }
 
-# shape($format, ...): SVG, as it is
+# shape($format, ...): append SVG
 sub shape
 {
 	my ($format, @values) = @_;
@@ -68,7 +67,7 @@ sub shape
 	return;
 }
 
-# text($x, $y, $text, %options): its lines below each other, the first at $y
+# text($x, $y, $text, %options): the first line at $y, others below it
 sub text
 {
 	my ($x, $y, $text, %options) = @_;
@@ -113,7 +112,7 @@ sub bar
 	return;
 }
 
-# arrow(@points): from the first to the last, with a head
+# arrow(@points): from the first point to the last, with a head
 sub arrow
 {
 	my (@points) = @_;
@@ -154,7 +153,8 @@ sub rules
 	  grep { $used =~ /\b$_\b/ } sort keys %colours;
 }
 
-# as_svg($width, $height, $title, $css): all that was drawn, with more rules
+# as_svg($width, $height, $title, $css): the SVG of all shapes drawn since the
+# last call.  $css has more rules.
 sub as_svg
 {
 	my ($width, $height, $title, $css) = @_;

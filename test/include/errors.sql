@@ -1,17 +1,18 @@
 \set ECHO none
 --
--- What a call or a statement raises, with its SQLSTATE, for test/sql/*.sql
+-- Functions for test/sql/*.sql that show the error of a call or a statement,
+-- with its SQLSTATE
 --
--- Their outputs must not depend on what is another number each time.  So a
--- lease, ticket or fence is shown as N1, N2 and so on if it is the first, the
--- second and so on of the numbers given, and as N otherwise; this session's
--- process as PID; the role that runs the tests as USER; and the OID of a role as N.
+-- Outputs must not contain numbers that differ from run to run.  The first of
+-- the given numbers is shown as N1, the second as N2, and so on.  Other
+-- tickets, fences and leases are shown as N, this session's process as PID, the
+-- role that runs the tests as USER, and OIDs of roles as N.
 --
--- Not in pg_temp, so that they outlive a new connection and DISCARD ALL.  Nothing
--- of this file is to be seen in the outputs.
+-- The functions are not in pg_temp, because they must outlive a new connection
+-- and DISCARD ALL.  ECHO is off, so that the outputs do not show this file.
 --
 
--- A row each for the SQLSTATE with the message, for the detail, and for the hint
+-- One row each for the SQLSTATE with the message, the detail, and the hint
 CREATE OR REPLACE FUNCTION explain_error(statement text, VARIADIC numbers bigint[] = '{}')
 RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
@@ -35,7 +36,7 @@ EXCEPTION WHEN OTHERS THEN
 	END LOOP;
 END $$;
 
--- The first of them, of a call that needs a SELECT before it
+-- The first of these rows, for a call, to which this function adds SELECT
 CREATE OR REPLACE FUNCTION error_of(call text, VARIADIC numbers bigint[] = '{}')
 RETURNS text LANGUAGE sql AS $$
 	SELECT * FROM explain_error('SELECT ' || call, VARIADIC numbers) LIMIT 1

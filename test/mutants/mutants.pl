@@ -1,30 +1,30 @@
 # Read and apply the tables of mutants.  "run" calls this.
 #
-#   mutants.pl list               of each mutant: name, key, tests, the reason why
-#                                 it may survive, and what it breaks; divided by
-#                                 tabs
-#   mutants.pl apply NAME DIR     change the one place under DIR/src or DIR/sql that
-#                                 it fits; prints the file
+#   mutants.pl list            prints a line for each mutant: name, key, tests,
+#                              the reason why it may survive, and what it
+#                              breaks, separated by tabs
+#   mutants.pl apply NAME DIR  changes the one place under DIR/src or DIR/sql
+#                              that the mutant fits, and prints the file
 #
-# A table is a file *.mutants beside this one, and its mutants are NAME of that:
+# A table is a file ROOM.mutants beside this script.  Each of its mutants is
+# called ROOM/NAME, and has these lines:
 #
 #	= NAME
 #	breaks: The promise, in a sentence.
 #	tests: the tests to try first, in this order
-#	survives: why no test can see it (optional)
-#	in: src/worker/*.c (optional: where to look for it)
+#	survives: why no test can fail (optional)
+#	in: src/worker/*.c (optional: the files to search)
 #	 a line that stays
-#	-a line that goes
-#	+a line that comes
+#	-a line that is removed
+#	+a line that is added
 #
-# The lines that stay or go must be in one place only, one after another, with
-# any white space and comments between them.  A line "..." separates the places
-# of a mutant.  Mutants have no line numbers, so changes around them do not
-# matter.
+# The lines that stay or are removed must be in exactly one place, one after
+# another, with any white space and comments between them.  A line "..."
+# separates the places of a mutant.  Mutants have no line numbers, so changes
+# around them do not matter.
 #
-# The key changes with the mutant.  A result counts as long as the key is the
-# same.  The exit status of apply is 3 if the mutant fits no place, or more
-# than one place.
+# The key changes with the lines.  A result is valid while the key is the same.
+# The exit status of apply is 3 if the mutant fits no place, or more than one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -89,7 +89,8 @@ sub read_table
 	return;
 }
 
-# What is there for a mutant to fit, whatever white space and comments are between
+# A pattern of the lines before the change, with any white space and comments
+# between their tokens
 sub pattern
 {
 	my $comment = qr{/\*(?:[^*]|\*(?!/))*\*/};

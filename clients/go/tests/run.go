@@ -1,6 +1,6 @@
 // The scenarios of clients/scenarios.md, for the Go client
 //
-// There is one function for each row, with its name. test/t/client_go.pl starts this program.
+// Each row has one function with its name. test/t/client_go.pl starts this program.
 package main
 
 import (
@@ -118,7 +118,7 @@ func opened(lease *dlock.Lease) error {
 	return err
 }
 
-// do is Do whose work panics, which must leave, too.
+// do calls Do with work that panics if a check fails. Do must release the lock then, too.
 func do(lock *dlock.Lock, work func(context.Context)) error {
 	return lock.Do(ctx, func(ctx context.Context) error {
 		work(ctx)
@@ -161,7 +161,7 @@ var logged syncBuffer
 
 var input = bufio.NewReader(os.Stdin)
 
-// order lets the test that started this program do something.
+// order asks the test that started this program for an action.
 func order(format string, values ...any) {
 	fmt.Printf("! "+format+"\n", values...)
 	if answer, err := input.ReadString('\n'); err != nil || answer != "done\n" {
@@ -206,7 +206,7 @@ func query(conn *pgx.Conn, sql string, values ...any) ([]string, error) {
 	return row, nil
 }
 
-// The first row, as text; again if the connection broke
+// row returns the first row, as text. It asks again if the connection broke.
 func (s *session) row(sql string, values ...any) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,7 +270,7 @@ func (s *session) untilRenewed(lease int64, count int) {
 	}
 }
 
-// The process of the heartbeat's connection, when there is one
+// heartbeat waits for the heartbeat's connection, and returns its process.
 func (s *session) heartbeat() string {
 	from := "FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'"
 	s.until("SELECT count(*) = 1 " + from)
@@ -337,7 +337,7 @@ func within(patience time.Duration, tickets *dlock.Tickets) dlock.Event {
 }
 
 func none(tickets *dlock.Tickets) {
-	// earlier notifications have come after this
+	// after the answer to this, all earlier notifications have come
 	must(tickets.Unwatch(ctx, "none"))
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
@@ -1088,7 +1088,7 @@ var rows = []row{
 			isEvent(event, "held", "leader", ticket)
 			check(event.Info == "node-1", event)
 			killSessions()
-			// it watches again, and begins with the present holder
+			// over a new connection, the first event is the current holder
 			isEvent(next(watch), "held", "leader", ticket)
 			_, err = query(conn, "SELECT dlock_release_all()")
 			must(err)
@@ -1277,7 +1277,7 @@ var rows = []row{
 			admin.untilRenewed(lock.Fence(), 1)
 			admin.ask("UPDATE late.quorum SET late = true")
 			called := admin.ask("SELECT last_value FROM late.calls")
-			// the first request may have been earlier
+			// the first call may have been sent before the update
 			admin.until("SELECT last_value > $1::bigint + 1 FROM late.calls", called)
 			deadline := lock.Deadline()
 			admin.until("SELECT last_value > $1::bigint + 3 FROM late.calls", called)
@@ -1411,7 +1411,7 @@ var rows = []row{
 					admin.untilFree("busy")
 				}
 			})
-			// at each moment of the connect
+			// canceled at each moment of the connect
 			admin.holds("busy", func(int64) {
 				for ms := 0; ms < 10; ms++ {
 					ctx, cancel := context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
@@ -1581,7 +1581,7 @@ var rows = []row{
 
 func background() context.Context { return context.Background() }
 
-// Each scope asks for what another session holds.
+// Each scope requests a lock that another session holds.
 func allBusy(timeout dlock.Option) {
 	admin.holds("busy", func(int64) {
 		with(main_, func(conn *pgx.Conn) {
@@ -1717,7 +1717,7 @@ func poolReturned() {
 		conn.Exec(ctx, "BEGIN")
 		conn.Exec(ctx, "SELECT 1 / 0")
 	})
-	// a pool gives back no connection in a failed transaction
+	// a connection in a failed transaction does not stay in the pool
 	taken(unheld)
 	check(admin.isFree("pool"), "free")
 	pid = taken(func(conn *pgx.Conn) { must(acquire(dlock.OnConn(conn, "pool"))) })
@@ -1886,7 +1886,7 @@ var own = []row{
 			admin.untilFree("owed")
 			until(func() bool {
 				err := acquire(lock)
-				check(err == nil || errors.Is(err, dlock.WrongState), err) // it is still being taken back
+				check(err == nil || errors.Is(err, dlock.WrongState), err) // the request is still being undone
 				return err == nil
 			}, "the same owner")
 			return lock.Unlock()
@@ -1904,7 +1904,7 @@ var own = []row{
 		})
 	}},
 
-	// A source is asked for each new connection, as for a token that rotates.
+	// The source makes each new connection, for example with a new token.
 	{"source", func() {
 		asked := map[string]int{}
 		var mu sync.Mutex
@@ -1931,7 +1931,7 @@ var own = []row{
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
 	}},
 
-	// As long as leases live, their heartbeat has one connection of the pool.
+	// While a lease is open, the heartbeat has one connection of the pool.
 	{"pooled_lease", func() {
 		pool, err := pgxpool.NewWithConfig(ctx, poolConfig(2))
 		must(err)
@@ -1964,7 +1964,7 @@ func run(test func()) (failure any) {
 		}()
 		test()
 		admin.until("SELECT count(*) = 0 FROM dlock_locks")
-		// no connection is left behind either
+		// no connection is left
 		admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'")
 		done <- nil
 	}()

@@ -48,7 +48,7 @@ import org.dlock.Tickets;
 /**
  * The scenarios of clients/scenarios.md, for the Java client.
  *
- * <p>One method for each row, in their order, with its name.  test/t/client_java.pl starts this.
+ * <p>Each row has one method with its name, in the order of the rows.  test/t/client_java.pl starts this program.
  */
 public final class Run {
     static final int TIMEOUT = Integer.parseInt(System.getenv("PG_TEST_TIMEOUT_DEFAULT"));
@@ -81,7 +81,7 @@ public final class Run {
         void run() throws Exception;
     }
 
-    /** Let the starting test do something. */
+    /** Asks the test that started this program for an action. */
     static void order(String line) throws IOException {
         System.out.println("! " + line);
         System.out.flush();
@@ -235,7 +235,7 @@ public final class Run {
         raises(DlockException.LockTimeout.class, "55P03", code);
     }
 
-    /** In another thread, which can be interrupted */
+    /** Work in another thread, which can be interrupted */
     static final class Task<T> extends FutureTask<T> {
         final Thread thread = new Thread(this);
 
@@ -263,7 +263,7 @@ public final class Run {
         return locks.lock(name).ttl(LONG).interval(BEAT);
     }
 
-    /** By its URL; or over a pool, if a class that makes one is given */
+    /** Locks of the URL, or over a pool if the property names a class that makes pools */
     static Locks service(String url) throws DlockException {
         String maker = System.getProperty("pools");
         if (maker == null)
@@ -742,7 +742,7 @@ public final class Run {
             tickets.release(ticket);
             check(admin.isFree("queue") && !admin.isFree("next"));
         }
-        // a request that has its ticket, and was told of the grant
+        // a repeated request whose ticket is granted, and was reported
         try (Lease lease = locks.lease(LONG).open(); Tickets old = new Tickets(lease);
                 Tickets again = new Tickets(lease)) {
             long ticket = old.enqueue(locks.lock("queue").owner("job/1"));
@@ -778,7 +778,7 @@ public final class Run {
             for (int n = 1; n <= count; n++)
                 waiting.add(tickets.enqueue("job/" + n));
             same(waiting.size(), count);
-            // those of earlier rows may still be ending
+            // connections of earlier rows may still be ending
             admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'dlock'");
             ask(holder, "SELECT dlock_release_all()");
             for (int n = 1; n <= count; n++) {
@@ -932,7 +932,7 @@ public final class Run {
                 is(held, "held", "leader", holder.ticket);
                 same(held.details().get("info"), info);
                 killSessions();
-                // it watches again, and begins with the present holder
+                // over a new connection, the first event is the current holder
                 is(changes.next(PATIENCE), "held", "leader", holder.ticket);
             }
             is(changes.next(PATIENCE), "free", "leader", null);
@@ -1016,7 +1016,7 @@ public final class Run {
             for (Task<Lock> task : waiting)
                 if (task.isDone())
                     raises(DlockException.Deadlock.class, "40P01", task::result);
-            // the one that waits has the other's connection
+            // the other acquire still waits, and uses its connection
             admin.ask("SELECT pg_cancel_backend(pid) FROM dlock_locks WHERE NOT granted");
             waitUntil(() -> waiting.stream().allMatch(Task::isDone), "the other one");
         }
@@ -1067,7 +1067,7 @@ public final class Run {
         check(Collections.disjoint(here, there));
         for (Lock lock : held)
             lock.release();
-        // as in clients of other languages
+        // by the same rule as in all clients
         same(List.of(new Locks("a", "b", "c").server("x"), new Locks("a", "b", "c").server("\u00e9")),
                 List.of("b", "c"));
     }
@@ -1228,7 +1228,7 @@ public final class Run {
             admin.untilRenewed(lock.fence(), 1);
             admin.ask("UPDATE late.quorum SET late = true");
             Object called = admin.ask("SELECT last_value FROM late.calls");
-            // the first request may have been earlier
+            // the first call may have been sent before the update
             admin.until("SELECT last_value > ? + 1 FROM late.calls", called);
             long deadline = lock.deadline();
             admin.until("SELECT last_value > ? + 3 FROM late.calls", called);
@@ -1283,7 +1283,7 @@ public final class Run {
                 admin.force(lock.fence());
                 check(called.await(TIMEOUT, TimeUnit.SECONDS));
                 order("freeze");
-                told(lease.lost());     // also without being asked
+                told(lease.lost());     // even if nothing calls isSet()
                 mayReturn.countDown();
                 order("thaw");
             }
@@ -1310,7 +1310,7 @@ public final class Run {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, false);
-                // before it has begun, too
+                // an interrupt before the acquire counts, too
                 Thread.currentThread().interrupt();
                 raises(DlockException.Cancelled.class, "57014", lock::acquire);
                 check(Thread.interrupted());
@@ -1319,7 +1319,7 @@ public final class Run {
             }
             ask(db, "SELECT 1");
         }
-        // an interrupted thread also releases a lock that it has got
+        // an interrupted thread can release a lock that it holds
         for (Lock lock : List.of(locks.lock("busy"), kept("busy"))) {
             try (Lock held = lock.acquire()) {
                 Thread.currentThread().interrupt();
@@ -1519,7 +1519,7 @@ public final class Run {
     public static void main(String[] names) throws Exception {
         boolean failed = false;
         System.setOut(new java.io.PrintStream(System.out, true));
-        java.util.logging.LogManager.getLogManager().reset();       // of errors in callbacks, for one
+        java.util.logging.LogManager.getLogManager().reset();       // rows cause errors in callbacks, which are logged
         locks = service(MAIN).patience(PATIENCE);
         admin = new Admin("MAIN");
         if (names.length > 1 && names[0].equals("--wait"))      // a process of its own, to be killed
@@ -1531,7 +1531,7 @@ public final class Run {
             try {
                 row.invoke(null);
                 admin.until("SELECT count(*) = 0 FROM dlock_locks");
-                // the next row looks for its own
+                // the next row looks for its own heartbeat
                 admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'");
                 System.out.println("ok " + row.getName());
             } catch (Exception error) {
@@ -1546,7 +1546,7 @@ public final class Run {
             }
             System.out.printf("# %s: %.1f s%n", row.getName(), (System.nanoTime() - began) / 1e9);
         }
-        // without waiting for threads that wait because of the failure
+        // do not wait for threads that a failed row has left
         Runtime.getRuntime().halt(failed ? 1 : 0);
     }
 }

@@ -11,7 +11,7 @@ const NAME = 'text';
 const NAMES = 'text[]';
 const ID = 'bigint';
 
-// The value of the first row, from any form of result
+// Returns the value of the first row, whatever form the result has.
 function valueOf(result) {
   let rows = result?.rows ?? result;
   if (Array.isArray(rows?.[0])) [rows] = rows;
@@ -24,7 +24,7 @@ function executor(db) {
   if (typeof db?.$queryRawUnsafe === 'function') // Prisma
     return (text, values) => db.$queryRawUnsafe(text, ...values);
   if (typeof db?.raw === 'function') return (text, values) => db.raw(text.replace(/\$\d+/g, '?'), values); // Knex
-  // a pool gives any connection to each query
+  // not a pool, which executes each query over any connection
   if (typeof db?.query === 'function' && !('idleCount' in db)) return (text, values) => db.query(text, values);
   if (typeof db === 'function') return db;
   throw new BadArgument('this does not execute SQL, or not over one connection', '22023');
@@ -34,8 +34,8 @@ const arrayOf = (names) => `{${names.map((name) => `"${`${name}`.replace(/["\\]/
 const numbers = (text) => text.slice(1, -1).split(',').filter(Boolean).map(Number);
 
 /**
- * Each method calls the function of its name with dlock_ before it, in the program's transaction: over a connection of
- * node-postgres, Knex, Prisma, TypeORM or postgres.js, or by a function of a statement and its values.
+ * Each method calls the function of its name, prefixed with dlock_, in the program's transaction: over a connection of
+ * node-postgres, Knex, Prisma, TypeORM or postgres.js, or by a function that gets a statement and its values.
  */
 export class Calls {
   #execute;
@@ -71,7 +71,7 @@ export class Calls {
     return (await this.#run(typed, values)) === 'true';
   }
 
-  /** Holds until the transaction ends; returns the fence. */
+  /** Acquires a lock until the transaction ends; returns the fence. */
   async xactAcquire(name, { timeout, shared, slots, permits, info } = {}) {
     return Number(await this.#ask('xact_acquire', [[name, NAME]], { timeout, shared, slots, permits, info }));
   }
@@ -105,7 +105,7 @@ export class Calls {
     return (await this.#ask('is_held', [[name, NAME]], { lease })) === 'true';
   }
 
-  /** The number of the lease's tickets; undefined if the lease is gone */
+  /** Returns the number of the lease's tickets; undefined if the lease has ended */
   async renew(id, ttl) {
     const kept = await this.#ask('renew', [[id, ID]], { ttl });
     return kept === null ? undefined : Number(kept);

@@ -40,13 +40,13 @@ const classes = {
   '57P03': ConnectionLost,
 };
 
-// Errors of node-postgres without a code, if a connection is lost or cannot be made
+// Errors of node-postgres without a code if a connection fails or cannot be made
 const gone =
   /^(timeout (expired|exceeded when)|Connection terminated|Client (was closed|has encountered)|Cannot use a pool)/;
 
 /**
- * Returns the error of this package for a driver's, which an ORM may have wrapped. Errors of neither the server nor the
- * connection are returned as they are.
+ * Returns the error of this package for a driver's, which an ORM may have wrapped. Returns errors as they are if they
+ * come neither from the server nor from the connection.
  */
 export function translate(error) {
   for (let one = error; one; one = one.cause ?? one.parent ?? one.driverError ?? one.originalError) {

@@ -18,13 +18,13 @@ export const NONE = 'not held';
 /** A lock or a lease, which can be lost */
 export class Kept {
   heart;
-  state = NONE; // others are requested, held, being released
+  state = NONE; // or 'asked for', 'held', 'being released'
   #loss;
 
   [anew]() {
     this.heart = undefined;
     this.#loss = new AbortController();
-    // It checks the clock itself, because a process that was stopped or busy may ask before a timer has run.
+    // `aborted` checks the clock, too, because a process that was stopped or busy may ask before a timer has run.
     const { signal } = this.#loss;
     const seen = Object.getOwnPropertyDescriptor(AbortSignal.prototype, 'aborted').get.bind(signal);
     Object.defineProperty(signal, 'aborted', { get: () => seen() || (this.heart?.look(), seen()) });
@@ -35,12 +35,12 @@ export class Kept {
     return this.#loss.signal;
   }
 
-  /** How long work may continue without an answer of the server, by now() */
+  /** The time, by now(), until which work may continue without an answer from the server */
   get deadline() {
     return this.heart?.deadline ?? Infinity;
   }
 
-  /** Throws LockLost, or WrongState if it is not held. Call it before anything is sent to other systems. */
+  /** Throws LockLost after a loss, and WrongState if it is not held. Call it before each request to another system. */
   check() {
     this.checkLost();
     if (this.state !== 'held') throw new WrongState(`${this} is ${this.state}`, '55000');
@@ -56,7 +56,7 @@ export class Kept {
     this.state = after;
   }
 
-  /** Calls the function once, with this object; at once if it is lost already. */
+  /** Calls the function once after a loss, with this object; at once if it is lost already. */
   onLost(callback) {
     const tell = async () => {
       try {
@@ -97,7 +97,7 @@ export class Kept {
     heart.changed(sent, ttl - rhythm.margin, rhythm.interval);
   }
 
-  /** Changes the info that others can read. */
+  /** Changes the info, which others can read. */
   async setInfo(info) {
     this.check();
     await this.sendHeld(call('dlock_set_info', [this.id ?? this.fence, info ?? null]));
@@ -120,8 +120,8 @@ const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
   + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
   + ' WHERE NOT dlock_check(name, fence))::text';
 /**
- * Undoes what a request of this owner, or of a lease without an owner, may have left behind. False if the session of
- * the request has not noticed yet that the client is gone, and still waits.
+ * Releases the tickets that a request of this owner, or of a lease without an owner, may have left. False if the
+ * request's session still waits, because it has not noticed yet that the client is gone.
  */
 export const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
   + " WHERE owner = $2 AND scope = 'lease' AND role = current_user";
@@ -141,7 +141,7 @@ export class Heart {
     if (!pulses.has(config)) pulses.set(config, new Pulse(config));
     this.pulse = pulses.get(config);
     this.pulse.add(this);
-    this.#watch(); // after the pulse is known, because a heart whose answer came too late leaves it at once
+    this.#watch(); // needs the pulse, because a heart whose answer came too late leaves the pulse at once
   }
 
   add(member, lock = null) {
@@ -149,13 +149,13 @@ export class Heart {
     if (this.over) member.lose('its lease is over');
   }
 
-  /** Stops notifying an object. The last one ends the lease, and with it all of its remaining locks. */
+  /** Stops notifying an object. `last` ends the lease, and with it all of its remaining locks. */
   remove(member, last) {
     this.members.delete(member);
     if (last && !this.over) this.lose('its lease is closed');
   }
 
-  /** Undo this request as soon as the server answers again. */
+  /** Lets the heartbeat undo a request as soon as the server answers again. */
   owe(request) {
     this.owed.add(JSON.stringify(request));
     this.pulse.wake();
@@ -165,7 +165,7 @@ export class Heart {
     return this.owed.has(JSON.stringify(request));
   }
 
-  /** Another ttl is requested: until the server has answered, the shorter one counts. */
+  /** Prepares for a request of another ttl. Until the server has answered, the shorter ttl counts. */
   change(ttl, rhythm) {
     this.life = Math.min(this.life, ttl - rhythm.margin);
     this.interval = Math.min(this.interval, rhythm.interval);
@@ -223,8 +223,8 @@ class Pulse {
   #client;
   #end = new AbortController();
   #resting; // ends the rest
-  #asked; // since then, without an answer
-  #patience; // a connection that does not answer for the shortest interval is given up
+  #asked; // the time of a statement without an answer
+  #patience; // drops a connection that does not answer for the shortest interval
 
   constructor(config) {
     this.config = config;
@@ -269,7 +269,7 @@ class Pulse {
         if (await this.#takeBack(due)) waiting = pauses();
         else pause = waiting.next().value;
       } catch {
-        // proves nothing: retry
+        // this does not prove a loss: retry
         pause = waiting.next().value;
         await this.#close(false);
       }

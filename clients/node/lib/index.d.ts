@@ -24,7 +24,7 @@ export type Executes =
   | ((text: string, values: (string | null)[]) => unknown);
 
 export interface Observation {
-  /** `waited` for a lock that was acquired, or `failed` to acquire; `held` until the release, or until it was `lost` */
+  /** An acquire (`waited`) or its failure (`failed`), a release (`held`) or a loss (`lost`); `ms` is the time before */
   what: 'waited' | 'failed' | 'held' | 'lost';
   name: string;
   scope: 'session' | 'transaction' | 'lease';
@@ -33,7 +33,7 @@ export interface Observation {
 }
 
 export interface Waiting {
-  /** Ends the wait, also in the server, with Cancelled. Its cause is the signal's reason. */
+  /** Ends the wait, on the server, too, with Cancelled, whose cause is the signal's reason. */
   signal?: AbortSignal;
 }
 
@@ -43,7 +43,7 @@ export interface RequestOptions {
   permits?: number;
   /** For others to read */
   info?: string;
-  /** In lease scope: a request of the same owner, such as a job's number, gets the earlier request's lock. */
+  /** In lease scope: a repeated request of one owner, such as a job's number, gets the same lock. */
   owner?: string;
 }
 
@@ -64,9 +64,9 @@ export interface LockOptions extends RequestOptions, Rhythm {
 
 export interface LeaseOptions extends Rhythm {
   ttl: number;
-  /** The lease is on the server that has this name. */
+  /** The lease is on the server to which this name belongs. */
   near?: string;
-  /** How long its locks stay closed after it has expired */
+  /** How long the locks stay closed after the lease has expired */
   delay?: number;
   info?: string;
 }
@@ -95,15 +95,15 @@ export class Locks {
 declare class Kept {
   /** An AbortSignal whose reason is a LockLost. Once aborted, it stays aborted. */
   readonly lost: AbortSignal;
-  /** How long work may continue without an answer of the server, by now() */
+  /** The time, by now(), until which work may continue without an answer from the server */
   readonly deadline: number;
-  /** Throws LockLost, or WrongState if it is not held. Call it before anything is sent to other systems. */
+  /** Throws LockLost after a loss, and WrongState if it is not held. Call it before each request to another system. */
   check(): void;
   /** Renews the lease now. A ttl replaces the lease's ttl. Not for a lock of a Lease. */
   renew(ttl?: number): Promise<void>;
-  /** Changes the info that others can read. */
+  /** Changes the info, which others can read. */
   setInfo(info: string | null): Promise<void>;
-  /** Calls the function once; at once if it is lost already. */
+  /** Calls the function once after a loss; at once if it is lost already. */
   onLost(callback: (lost: this) => unknown): void;
 }
 
@@ -146,7 +146,7 @@ export interface AllOptions {
   info?: string;
 }
 
-/** Each method calls the function of its name with dlock_ before it, in the program's transaction. */
+/** Each method calls the function of its name, prefixed with dlock_, in the program's transaction. */
 export class Calls {
   constructor(db: Executes);
   xactAcquire(name: string, options?: Omit<RequestOptions, 'owner'> & { timeout?: number }): Promise<number>;
@@ -159,7 +159,7 @@ export class Calls {
   guard(lock: Lock): Promise<void>;
   guard(name: string, fence: number): Promise<void>;
   isHeld(name: string, lease?: number): Promise<boolean>;
-  /** The number of the lease's tickets; undefined if the lease is gone */
+  /** Returns the number of the lease's tickets; undefined if the lease has ended */
   renew(id: number, ttl?: number): Promise<number | undefined>;
   downgrade(ticket: number): Promise<boolean>;
   setInfo(id: number, info: string | null): Promise<boolean>;
@@ -173,7 +173,7 @@ export class Election {
 }
 
 export interface TicketsOptions {
-  /** Their places stay when the connection breaks. */
+  /** Tickets of a lease keep their places when the connection breaks. */
   lease?: Lease;
   near?: string;
 }
@@ -199,7 +199,7 @@ export class Tickets implements AsyncDisposable {
   release(ticket: number): Promise<void>;
   watch(name: string): Promise<void>;
   unwatch(name: string): Promise<void>;
-  /** Undefined if no event has come within the timeout */
+  /** Returns the next event; undefined if no event has come within the timeout. */
   next(options?: Waiting & { timeout?: number }): Promise<TicketEvent | WatchEvent | undefined>;
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -213,7 +213,7 @@ export function reset(client: ClientBase): Promise<void>;
 /** Milliseconds of a clock that is never stepped */
 export function now(): number;
 
-/** Returns the error of this package for a driver's, which an ORM may have wrapped; other errors as they are. */
+/** Returns the error of this package for a driver's, which an ORM may have wrapped. Returns others as they are. */
 export function translate(error: unknown): unknown;
 
 /** An error of the server */

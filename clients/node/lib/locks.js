@@ -13,8 +13,8 @@ import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
 /**
- * The service: one server, with all its hosts, or a pool or a function that returns connections to it; or several
- * servers, each with its key, over which names are spread. The observer is called for each wait, hold and loss.
+ * The service: one server with all its hosts, or a pool or a function that returns connections to the server; or
+ * several servers, each with its key, over which names are spread. The observer is called for each wait, hold and loss.
  */
 export class Locks {
   constructor(servers = {}, { keys, patience = 30000, observer } = {}) {
@@ -74,14 +74,14 @@ export class Locks {
   }
 }
 
-// Milliseconds between renewals, and the margin of a lease's ttl that is not used
+// Milliseconds between renewals, and the part of a lease's ttl that is not used
 function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
   if (ttl && !(interval > 0 && margin >= 0 && interval + margin < ttl))
     throw new BadArgument('interval and margin have to be less than the ttl', '22023');
   return { interval, margin };
 }
 
-// Release a hold of a heart; throws LockLost if it was lost.
+// Releases a hold of a heart; throws LockLost if it was lost.
 async function giveBack(kept, line, statement, last) {
   const { heart } = kept;
   const held = !kept.lost.aborted;
@@ -117,9 +117,9 @@ async function runWith(kept, work, leave) {
 export class Lease extends Kept {
   #line; // for all calls that need not wait, one at a time
   #tail = Promise.resolve();
-  #moved = 0; // when the connection was last passed on
-  #opening; // the last open
-  #all = new Set(); // requested together, or held
+  #moved = 0; // when a call last finished with the connection
+  #opening; // the promise of the last open
+  #all = new Set(); // names of acquireAll
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
     super();
@@ -146,11 +146,11 @@ export class Lease extends Kept {
   async #open({ signal } = {}) {
     this[anew]();
     try {
-      // if the answer was lost, the lease has no locks, and expires
+      // if the answer is lost, the lease has no locks, and expires
       this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
       if (signal?.aborted) {
         const close = call('dlock_lease_close', [this.id]);
-        await this.#line.ask(close, { until: now() + UNDO }).catch(() => {}); // else it expires
+        await this.#line.ask(close, { until: now() + UNDO }).catch(() => {}); // without the close, the lease expires
         throw cancelled(signal);
       }
       this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
@@ -180,7 +180,7 @@ export class Lease extends Kept {
     }
   }
 
-  /** The answer to a call, and the time before it was sent */
+  /** Returns the answer to a call, and the time before the call was sent. */
   send(statement) {
     return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
   }
@@ -223,12 +223,12 @@ export class Lease extends Kept {
     }
   }
 
-  /** One of the locks acquired together was released. */
+  /** Forgets a lock of acquireAll that was released. */
   released(name) {
     this.#all.delete(name);
   }
 
-  /** Runs work with exclusive use of the lease's connection, or of another one if that is not free soon. */
+  /** Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. */
   async hold(work) {
     const before = this.#tail;
     const waiting = new AbortController();
@@ -237,7 +237,7 @@ export class Lease extends Kept {
     do
       free = await Promise.race([
         before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
-    while (!free && now() - this.#moved < GRACE); // others wait, too, and the connection is passed on
+    while (!free && now() - this.#moved < GRACE); // earlier calls still finish, so the connection is not stuck
     waiting.abort();
     const line = free ? this.#line : this.line();
     try {
@@ -268,7 +268,7 @@ export class Lease extends Kept {
   }
 }
 
-// The objects to notify of a connection's end
+// For each connection, the objects to notify when it ends
 const ends = new WeakMap();
 
 function watchEnd(client) {
@@ -292,8 +292,8 @@ function unwatchEnd(client, tell) {
 export class Lock extends Kept {
   #line;
   #until;
-  #calls; // in transaction scope, the program's way to execute SQL
-  #back; // for a lock that was requested with others: undoes the request
+  #calls; // in transaction scope: executes SQL in the program's transaction
+  #back; // for a lock of acquireAll: the statement that undoes the request
   #since;
   #ended = () => this.lose('its connection is gone');
 
@@ -302,7 +302,7 @@ export class Lock extends Kept {
     const own = source instanceof Locks;
     const leased = source instanceof Lease || ttl != null;
     scope ??= leased ? 'lease' : 'session';
-    // a pool gives any connection to each query
+    // not a pool, which executes each query over any connection
     const given = typeof source?.query === 'function' && typeof source.escapeIdentifier === 'function'
       && !('idleCount' in source);
     if (scope === 'transaction' && !own && !leased && !given) this.#calls = new Calls(source);
@@ -327,7 +327,7 @@ export class Lock extends Kept {
     return this.state === 'held';
   }
 
-  /** The lock was requested with others. */
+  /** Holds a lock that acquireAll has acquired. */
   hold(fence, heart, back) {
     this.turn(NONE, 'held');
     this[anew]();
@@ -382,7 +382,7 @@ export class Lock extends Kept {
     if (this.observer) this.onLost(() => this.#observe('lost', since));
   }
 
-  /** Waits its turn, and returns this. */
+  /** Waits until the lock is granted, and returns this. */
   async acquire({ signal } = {}) {
     this.turn(NONE, 'asked for');
     this.fence = undefined;
@@ -406,7 +406,7 @@ export class Lock extends Kept {
     return this;
   }
 
-  // With the remaining time, if the request is repeated
+  // A repeated request gets the remaining time.
   #request(name, signal, ...values) {
     const statement = () => call(name, [this.name, ...values],
       { ...this.options, timeout: interval(Math.max(0, this.#until - now())) });
@@ -424,7 +424,7 @@ export class Lock extends Kept {
 
   async #acquireForLease(signal) {
     await (this.source instanceof Lease ? this.#acquireOfLease(signal) : this.#acquireWithTtl(signal));
-    await this.#line.close(); // a wait needs one, a lock does not
+    await this.#line.close(); // a held lock needs no connection
   }
 
   async #acquireOfLease(signal) {
@@ -434,7 +434,7 @@ export class Lock extends Kept {
     source.check();
     if (source.heart.owes([TAKE_BACK, [name, this.options.owner]]))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
-    // over the lease's connection, if there is no need to wait
+    // over the lease's connection, if the lock need not wait
     const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
     this.fence = await source.hold((line) => line.ask(attempt, { signal })).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
@@ -448,8 +448,8 @@ export class Lock extends Kept {
   async #acquireWithTtl(signal) {
     const line = this.#line;
     this.fence = await this.#request('dlock_ttl_acquire', signal, interval(this.ttl));
-    // The acquire may have waited for long, so renew: then the deadline is known. If the request was made before, its
-    // first ttl counts.
+    // After a long wait, only a renewal makes the deadline known. If the request repeats an earlier one, the shorter
+    // ttl counts.
     const until = Math.min(now() + this.ttl, this.#until + GRACE);
     const renewed = await line.ask(this.owner === undefined
       ? ['SELECT dlock_renew($1), $2::float8', [this.fence, this.ttl / 1000]]
@@ -466,7 +466,7 @@ export class Lock extends Kept {
     this.heart.add(this);
   }
 
-  // The server may have executed an interrupted request, so undo it; if a lease continues, do so later.
+  // Undoes an interrupted request, which the server may have executed. If that fails, a Lease's heartbeat undoes it.
   async #undo(error) {
     const line = this.#line;
     const until = now() + UNDO;
@@ -491,7 +491,7 @@ export class Lock extends Kept {
         await sleep(pause);
       }
     } catch {
-      lease?.heart?.owe(statement); // else it expires
+      lease?.heart?.owe(statement); // without a Lease, the lock expires
     } finally {
       await line.close();
     }
@@ -509,7 +509,7 @@ export class Lock extends Kept {
     this.#observe('held', this.#since);
   }
 
-  // Over the lease's connection, if there is one. If that fails and the lease continues, it repeats this later.
+  // Over the connection of a Lease, if there is one. If that fails, the Lease's heartbeat repeats the release.
   async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
     if (!(this.source instanceof Lease)) return giveBack(this, this.#line, release, true);
@@ -526,7 +526,7 @@ export class Lock extends Kept {
     const line = this.#line;
     if (this.#calls) return;
     unwatchEnd(line.client, this.#ended);
-    if (this.scope === 'transaction') return; // the lock ends with it
+    if (this.scope === 'transaction') return; // its end releases the lock
     try {
       const until = line.given ? Infinity : now() + GRACE;
       if (!this.lost.aborted && !(await ask(line.client, call('dlock_release_ticket', [this.fence]), { until })))
@@ -580,12 +580,12 @@ export class Election {
         }, () => lock.release());
         return result;
       } catch (error) {
-        if (isAway(error) && done) return result; // in time; the lock expires
+        if (isAway(error) && done) return result; // completed while leading; the lock expires
         if (isAway(error) && !leads) {
           await sleep(waiting.next().value, undefined, { signal }).catch(() => {});
           continue;
         }
-        // the error of the work, or a loss after its end
+        // an error of the work, or a loss after its end
         const told = error instanceof LockLost || error?.name === 'AbortError';
         if (!lock.lost.aborted || !told) throw error;
       }

@@ -10,7 +10,7 @@ export const isSource = (source) =>
   typeof source === 'string' || typeof source === 'function' || isPool(source)
   || typeof source === 'object' && source !== null && typeof source.query !== 'function';
 
-// After the connection's end, the next request fails. Returns a function that removes the listeners.
+// Notes the connection's end, so that the next request fails. Returns a function that removes the listeners.
 function listen(client) {
   const ignore = () => {};
   const end = () => { client.ended = true; };
@@ -20,7 +20,7 @@ function listen(client) {
   return () => client.off('error', ignore).off('end', end);
 }
 
-// A connection to the primary among the hosts
+// Connects to the primary among the hosts.
 async function connect(config, name, { patience, signal }) {
   const hosts = hostsOf(config);
   let failure;
@@ -48,7 +48,7 @@ async function connect(config, name, { patience, signal }) {
   throw failure;
 }
 
-// A connection that the program makes in time. A late one is discarded.
+// Waits for a connection that the program makes. Discards one that comes too late.
 async function inTime(making, discard, { patience, signal }) {
   let timer, stop;
   const late = new Promise((_, reject) => {
@@ -71,7 +71,7 @@ async function inTime(making, discard, { patience, signal }) {
 const isClient = (made) => typeof made?.query === 'function' && typeof made.end === 'function';
 
 /**
- * Returns a connection, and a function that gives it back, either clean or in an unknown state. A pool's connection
+ * Returns a connection, and a function that returns it, either clean or in an unknown state. A pool's connection
  * stays out of the pool until then. A source that is a function returns a connection, or a server's configuration.
  */
 export async function lend(source, name, { patience = 10000, signal } = {}) {

@@ -4,7 +4,7 @@ import { randomUUID } from 'node:crypto';
 import { BadArgument, ConnectionLost, LockLost, WrongState, cancelled } from './errors.js';
 import { GRACE, ask as askOver, call, now } from './wire.js';
 
-// How often to ask, in milliseconds, in case a notification was lost
+// Milliseconds between queries that make up for lost notifications
 const ROUND = 60000;
 
 const ask = (client, statement) => askOver(client, statement, { until: now() + GRACE });
@@ -35,7 +35,7 @@ export class Tickets {
     this.#line.session = true;
   }
 
-  /** The ticket, which is the fence once it is granted. The options are shared, slots, permits, owner and info. */
+  /** Returns the ticket, the fence once it is granted. The options are shared, slots, permits, owner and info. */
   async enqueue(name, { owner, ...options } = {}) {
     this.#here(name);
     const statement = this.#lease
@@ -131,7 +131,7 @@ export class Tickets {
     });
   }
 
-  // The connection, or a new one if it broke. Tickets of a lease stay; tickets of the session are gone.
+  // Returns the connection, or a new one if it broke. Tickets of a lease stay; tickets of the session are lost.
   async #session() {
     if (this.#closed) throw new WrongState('the tickets are closed', '55000');
     if (this.#client && !this.#client.ended) return this.#client;
@@ -144,7 +144,7 @@ export class Tickets {
     await this.#line.ask(['SELECT 1']);
     const client = this.#line.client;
     this.#client = client;
-    // first of all: a notification may come with the reply to the enqueue
+    // before all else, because a notification may come with the reply to an enqueue
     const hear = ({ payload }) => {
       this.#heard.push(payload);
       this.#wake();
@@ -164,13 +164,13 @@ export class Tickets {
     return client;
   }
 
-  // Repeats a call over another connection if that can help
+  // Executes a call, again over a new connection if one breaks
   async #kept(statement) {
     for (;;)
       try {
         return await ask(await this.#session(), statement);
       } catch (error) {
-        // out of patience?
+        // without a client, no connection could be made in time
         if (!(error instanceof ConnectionLost) || !this.#line.client) throw error;
         this.#client.ended = true;
       }
@@ -194,7 +194,7 @@ export class Tickets {
     }
   }
 
-  // A notification is a hint. Each grant is told once.
+  // A notification is only a hint, so ask. Reports each grant once.
   async #confirm(ticket) {
     if (!this.#requests.has(ticket) || this.#granted.has(ticket)) return;
     try {
@@ -204,7 +204,7 @@ export class Tickets {
       }
     } catch (error) {
       if (error instanceof LockLost) this.#forget(ticket, 'lost');
-      else if (error instanceof ConnectionLost) this.#client.ended = true; // requested again over the next one
+      else if (error instanceof ConnectionLost) this.#client.ended = true; // ask over the next connection
       else throw error;
     }
   }

@@ -6,10 +6,9 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { ConnectionLost, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
 import { lend } from './source.js';
 
-// How late an answer may be. After that the connection is given up, and a lock in lease scope is requested over another
-// one.
+// How late an answer may be. Then the client drops the connection, and requests a lock in lease scope over another one.
 export const GRACE = 5000;
-// Milliseconds to send a cancel, as many for the statement to end, and then to undo the request
+// Milliseconds to send a cancel, and as many for the statement to end; then milliseconds to undo the request
 const OBEY = 1000;
 export const UNDO = 2000;
 export const FOREVER = 2 ** 31 - 1;
@@ -83,9 +82,8 @@ const parsers = { 16: (text) => text === 't', 20: Number, 23: Number, 701: Numbe
 const types = { getTypeParser: (oid) => parsers[oid] ?? String };
 
 /**
- * The value, or row, that a statement returns. If the signal or the connection's `query_timeout` ends it, it is
- * canceled in the server, too, and the server's answer counts. If there is no answer by `until`, the connection is
- * closed.
+ * Returns the value, or row, of a statement. If the signal or the connection's `query_timeout` ends it, the server
+ * cancels it, too, and the server's answer counts. If there is no answer by `until`, closes the connection.
  */
 export async function ask(client, [text, values],
   { signal, until = Infinity, limit = client.connectionParameters?.query_timeout } = {}) {
@@ -109,12 +107,12 @@ export async function ask(client, [text, values],
     clearTimeout(timer);
     clearTimeout(given);
     signal?.removeEventListener('abort', stop);
-    await stopping; // otherwise it could hit the next statement
+    await stopping; // otherwise the cancel could hit the next statement
     clearTimeout(last);
   }
 }
 
-// A killed waiter leaves the queue, unless the setting says otherwise.
+// A killed client's waiter leaves the queue. A setting other than 0 stays.
 const CHECK = ["SELECT set_config('client_connection_check_interval', '500ms', false)"
   + " WHERE current_setting('client_connection_check_interval') = '0'"];
 const UNCHECK = ["SELECT set_config('client_connection_check_interval', '0', false)"];
@@ -126,17 +124,17 @@ export class Line {
   listens; // an event and its listener
   #loan;
   #checked = false;
-  sent; // before the last statement was sent
-  doubt = false; // may an earlier one have been executed, too?
+  sent; // the time before the last statement was sent
+  doubt = false; // may an earlier attempt have been executed, too?
 
   constructor(config, patience, given) {
     Object.assign(this, { config, patience, given, client: given });
   }
 
   /**
-   * Executes a call, again over a new connection if one breaks or does not answer within the limit, until that time or
-   * until patience with an unreachable server ends. Without a limit, a connection is used until it breaks. The
-   * program's own connection is never replaced or closed.
+   * Executes a call. If the connection breaks or does not answer within the limit, retries over a new one, until that
+   * time, or until the patience with an unreachable server ends. Without a limit, uses a connection until it breaks.
+   * Never replaces or closes the program's own connection.
    */
   async ask(statement, { until = Infinity, limit = GRACE, signal } = {}) {
     let end = Math.min(until, now() + this.patience);

@@ -252,7 +252,7 @@ async function overClient(wrapped, work) {
 // Each runs work in a transaction, with an object that executes SQL in it.
 const transactions = {
   'node-postgres': (work) => overClient(client, work),
-  // like Prisma's client of a transaction, with its kinds of numbers, and without void
+  // like Prisma's client of a transaction: its types of numbers, and no results of type void
   'the interface of Prisma': (work) => overClient({
     async $queryRawUnsafe(text, ...values) {
       const { rows } = await client.query(text, values);

@@ -1,6 +1,6 @@
 // The scenarios of clients/scenarios.md, for the JavaScript client
 //
-// One function for each row, with its name. test/t/client_node.pl starts this.
+// Each row has one function with its name. test/t/client_node.pl starts this program.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
@@ -26,12 +26,12 @@ const late = () => new Locks(url('MAIN', 'app', `?options=${encodeURIComponent('
 
 const rows = {};
 
-// No warning may come, for example about deprecated functions of node-postgres.
+// No warning is allowed, for example about deprecated functions of node-postgres.
 const warnings = [];
 process.removeAllListeners('warning');
 process.on('warning', (warning) => warnings.push(warning));
 
-/** Let the starting test do something; this process waits. */
+/** Asks the test that started this program for an action, and waits for it. */
 function order(line) {
   writeSync(1, `! ${line}\n`);
   const answer = Buffer.alloc(5);
@@ -136,7 +136,7 @@ async function transaction(client, work) {
   }
 }
 
-/** What TypeScript makes of `await using` */
+/** Does what TypeScript compiles `await using` to. */
 async function using(lock, work) {
   const held = await (lock.acquire ? lock.acquire() : lock.open());
   try {
@@ -623,7 +623,7 @@ rows.election_lost = async () => {
     }
     return fences.length;
   };
-  // it returns at the loss, or is canceled
+  // the work returns after the loss
   assert.equal(await locks.election('leader', KEPT).run(work(told)), 2);
   assert.equal(await locks.election('leader', KEPT)
     .run(work((lock) => sleep(TIMEOUT, undefined, { signal: lock.lost }))), 4);
@@ -673,7 +673,7 @@ rows.watch = async () => {
     const ticket = Number((await client.query("SELECT dlock_acquire('leader', info => 'node-1') AS t")).rows[0].t);
     isEvent(await next(), { event: 'held', lock: 'leader', ticket, info: 'node-1' });
     await killSessions();
-    // it watches again, and begins with the present holder
+    // over a new connection, the first event is the current holder
     isEvent(await next(), { event: 'held', ticket });
     await client.query('SELECT dlock_release_all()');
   }, admin.url);
@@ -893,7 +893,7 @@ rows.lease_quorum_late = () => late().lock('lease', KEPT).run(async (lock) => {
   await admin.untilRenewed(lock.fence);
   await admin.ask('UPDATE late.quorum SET late = true RETURNING true');
   const called = await admin.ask('SELECT last_value FROM late.calls');
-  // the first request may have been earlier
+  // the first call may have been sent before the update
   await admin.until('SELECT last_value > $1::bigint + 1 FROM late.calls', called);
   const { deadline } = lock;
   await admin.until('SELECT last_value > $1::bigint + 3 FROM late.calls', called);
@@ -932,7 +932,7 @@ rows.lease_callback_hangs = () => raisesLoss(() => locks.lease({ ttl: SHORT, int
   const lock = await lease.lock('lease').acquire();
   const clock = new Int32Array(new SharedArrayBuffer(4));
   lock.onLost(() => {
-    // until this returns, the process does nothing else
+    // this blocks the event loop until it returns
     order('freeze');
     for (const end = now() + TIMEOUT; !lease.lost.aborted && now() < end;) Atomics.wait(clock, 0, 0, 10);
     called = lease.lost.aborted;
@@ -946,7 +946,7 @@ rows.lease_callback_hangs = () => raisesLoss(() => locks.lease({ ttl: SHORT, int
 
 rows.acquire_client_timeout = async () => {
   const gone = () => admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
-  // pg's own timer, which would leave the waiter in the queue, works as a signal does
+  // the timer of pg cancels the request, as a signal does; by itself it would leave the waiter in the queue
   const impatient = new Locks({ connectionString: MAIN, query_timeout: 100 });
   for (const options of [{}, { ttl: LONG }]) {
     await admin.holds('busy', async () => {
@@ -1005,7 +1005,7 @@ rows.acquire_broken_off = () => locks.lease({ ttl: LONG }).run((lease) => connec
     });
     await admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
   }
-  // at each moment of the connect
+  // canceled at each moment of the connect
   await admin.holds('busy', async () => {
     for (let ms = 0; ms < 10; ms++)
       await raises(Cancelled, '57014', () => locks.lock('busy').acquire({ signal: AbortSignal.timeout(ms) }));
@@ -1157,7 +1157,7 @@ for (const name of names.length ? names : Object.keys(rows)) {
     await Promise.race([rows[name](), late]);
     await admin.until('SELECT count(*) = 0 FROM dlock_locks');
     assert.deepEqual(warnings.splice(0), []);
-    // no connection is left behind either
+    // no connection is left
     await admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
     say(`ok ${name}`);
   } catch (error) {

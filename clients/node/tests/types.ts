@@ -1,4 +1,4 @@
-// The types of the client, as a program sees them: this is compiled, with each way to find a module, and not run.
+// The types of the client, as a program sees them. This is compiled with each way to find a module, but not run.
 
 import pg from 'pg';
 import { Calls, Lock, Locks, type Executes, type Observation } from 'dlock-client';

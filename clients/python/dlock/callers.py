@@ -74,7 +74,7 @@ def cut(connection: Any) -> None:
 
 
 def cancel(connection: Any) -> threading.Thread:
-    """Runs in a thread, because libpq waits as long as the network."""
+    """Cancels in a thread, because libpq has no time limit for this."""
     request = (connection if isinstance(connection, Psycopg2)
                else connection.pgconn.get_cancel())
 
@@ -127,8 +127,8 @@ class Blocking(Caller):
     @staticmethod
     async def ask(connection: Any, statement: Statement,
                   late: Callable[[Any], None] = lambda _: None) -> Any:
-        """An exception, for example of a signal handler, stops the statement.
-        If the statement has returned a number, late() gets it."""
+        """An exception, for example of a signal handler, cancels the statement
+        on the server.  If the statement returns a number, late() gets it."""
         try:
             return await execute(connection, statement)
         except Error:
@@ -137,7 +137,7 @@ class Blocking(Caller):
             try:
                 Blocking._stop(connection, late)
             except BaseException:
-                # again: a thread does not run if its start is interrupted
+                # repeat it: a thread whose start is interrupted may not run
                 with suppress(Exception):
                     cancel(connection)
                 connection.close()
@@ -146,7 +146,7 @@ class Blocking(Caller):
 
     @staticmethod
     def _stop(connection: Any, late: Callable[[Any], None]) -> None:
-        if isinstance(connection, Psycopg2):    # has its answer
+        if isinstance(connection, Psycopg2):    # has read the answer
             connection.close()
             return
         pgconn, until = connection.pgconn, time.monotonic() + OBEY
@@ -156,7 +156,7 @@ class Blocking(Caller):
             pgconn.consume_input()
             while not pgconn.is_busy():
                 if (result := pgconn.get_result()) is None:
-                    if not told:        # psycopg has read it
+                    if not told:        # psycopg has read the result
                         connection.close()
                     return
                 told = True
@@ -304,8 +304,8 @@ class Asyncio(Caller):
 
 
 class both(Generic[P, T]):
-    """A method written as a coroutine.  A task awaits it, and for a blocking
-    caller it runs to its end."""
+    """A method written as a coroutine.  Tasks await the coroutine; for
+    blocking callers, the method returns its result."""
 
     def __init__(self, function: Callable[
             Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:

@@ -29,8 +29,8 @@ def _numbered(sql: str, mark: str) -> str:
 
 
 class Executor:
-    """Executes statements by the program's own means; each returns the value or
-    the row, or an awaitable."""
+    """Executes statements with the program's own library.  `_send` returns the
+    value or the row, or an awaitable."""
 
     def __init__(self, db: Any) -> None:
         self.db = db
@@ -85,8 +85,8 @@ class Executor:
         return _value(self.db.fetchone())
 
     async def _function(self, sql: str, values: tuple[Any, ...]) -> Any:
-        """A function of the program: it gets the statement, with a %s for each
-        value, and the values, and returns the value or the row."""
+        """Calls a function of the program with the statement, which has a %s
+        for each value, and the values.  It returns the value or the row."""
         row = self.db(sql, values)
         if isawaitable(row):
             row = await row
@@ -95,7 +95,7 @@ class Executor:
 
 
 class BaseCalls(Caller):
-    """Each method calls the function of its name with dlock_ before it, in the
+    """Each method calls the function of its name, prefixed with dlock_, in the
     program's transaction.  Timeouts are in seconds; None waits without limit,
     and 0 tries once."""
 
@@ -158,7 +158,7 @@ class BaseCalls(Caller):
 
     @both
     async def renew(self, id: int, ttl: float | None = None) -> int | None:
-        """The number of the lease's tickets; None if the lease is gone"""
+        """Returns the number of the lease's tickets; None if it has ended"""
         kept: int | None = await self._ask('dlock_renew', id, ttl=delta(ttl))
         return kept
 

@@ -25,7 +25,7 @@ def _connecting(using: str) -> Callable[[], Any]:
 
 
 def locks(using: str = 'default', *, patience: float = 30) -> Locks:
-    """Locks over their own connections, made as Django makes its connections"""
+    """Locks over connections of their own, made with Django's parameters"""
     return Locks(_connecting(using), patience=patience)
 
 
@@ -42,8 +42,8 @@ def atomic(name: str, *, using: str = 'default', timeout: float | None = None,
            shared: bool | None = None, slots: int | None = None,
            permits: int | None = None,
            info: str | None = None) -> Iterator[int]:
-    """transaction.atomic() with a lock that is free after the outermost
-    transaction; yields the fence."""
+    """transaction.atomic() with a lock, which the end of the outermost
+    transaction releases; yields the fence."""
     with transaction.atomic(using=using):
         yield calls(using).xact_acquire(
             name, timeout=timeout, shared=shared, slots=slots,
@@ -63,6 +63,6 @@ def _release_all(**_: Any) -> None:
 
 
 def release_after_requests() -> None:
-    """Releases a session's locks after each request.  For databases with
-    CONN_MAX_AGE; call it in AppConfig.ready()."""
+    """Releases the locks of the thread's sessions after each request.  For
+    databases with CONN_MAX_AGE; call it in AppConfig.ready()."""
     request_finished.connect(_release_all)

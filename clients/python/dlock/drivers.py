@@ -9,8 +9,8 @@ from typing import Any
 
 
 class Psycopg2:
-    """A blocking connection.  A signal handler's exception comes after the
-    answer."""
+    """A blocking connection.  An exception of a signal handler is raised only
+    after the answer."""
 
     prepare_threshold = None
 

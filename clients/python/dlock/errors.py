@@ -28,15 +28,15 @@ class LockTimeout(Error, codes='55P03'):
 
 
 class Deadlock(Error, codes='40P01'):
-    """A deadlock: release what is held, and retry."""
+    """A deadlock: release all locks, and retry."""
 
 
 class LockLost(Error, codes='55L01'):
-    """The lock, ticket or lease is gone, and others may have held the lock."""
+    """The lock, ticket or lease is lost; others may have held the lock."""
 
 
 class NotAllowed(Error, codes='42501'):
-    """The name is another role's, or the function an administrator's."""
+    """The name is another role's, or the function is for administrators."""
 
 
 class NotPrimary(Error, codes='25006'):
@@ -52,7 +52,7 @@ class BadArgument(Error, codes='22023 22004'):
 
 
 class WrongState(Error, codes='55000'):
-    """Another number of slots, a refused upgrade."""
+    """A wrong state for this: not held, other slots, a refused upgrade."""
 
 
 class NoRoom(Error, codes='53200 53400'):
@@ -60,11 +60,11 @@ class NoRoom(Error, codes='53200 53400'):
 
 
 class Cancelled(Error, codes='57014'):
-    """The statement was cancelled; its request is gone."""
+    """The statement was cancelled; its request has left the queue."""
 
 
 class QuorumLate(Error, codes='58030'):
-    """Standbys do not answer; a lease may still be open."""
+    """Standbys do not answer; a lease is not lost by this."""
 
 
 class ConnectionLost(Error, codes='57P01 57P02 57P03'):
@@ -72,7 +72,7 @@ class ConnectionLost(Error, codes='57P01 57P02 57P03'):
 
 
 DRIVERS = {'psycopg', 'psycopg_pool', 'psycopg2', 'asyncpg', 'sqlalchemy'}
-# What they raise without a code if there is no connection, or no more
+# Drivers' errors without a code if a connection fails or cannot be made
 GONE = {'OperationalError', 'InterfaceError', 'TimeoutError'}
 
 
@@ -112,7 +112,7 @@ def _translated(error: BaseException, code: str | None,
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """For the program's own statements: a driver's errors become these."""
+    """For the program's own statements: raises errors of this package."""
     try:
         yield
     except Exception as error:

@@ -32,8 +32,8 @@ RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
          ' AS leases (id)), array(SELECT fence'
          ' FROM unnest(%s::text[], %s::bigint[]) AS held (name, fence)'
          ' WHERE NOT dlock_check(name, fence))')
-# Undo what a request of this owner may have left behind.  False if the session
-# of the request has not noticed yet that the client is gone, and still waits
+# Releases the tickets that a request of this owner may have left.  False if a
+# session still waits, because it has not noticed yet that its client is gone
 TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
              " WHERE owner = %s AND scope = 'lease' AND role = current_user")
 # The same for a request without an owner
@@ -42,7 +42,7 @@ TAKE_BACK_OF_LEASE = ('SELECT bool_and(dlock_release_ticket(ticket))'
 
 
 class Lost:
-    """True after the lock or the lease was lost."""
+    """True if the lock or the lease was lost"""
 
     def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
         self.reason: str | None = None
@@ -70,7 +70,7 @@ class Lost:
 
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
         """Calls back once, with the lock or the lease, in a thread that may
-        block; at once if it is already lost."""
+        block; if it is lost already, at once in this thread."""
         with self._mutex:
             if not self._told.is_set():
                 self._callbacks.append(callback)
@@ -103,7 +103,7 @@ class Lost:
 
 
 class AsyncLost(Lost):
-    """The same for a task: callbacks run in its loop."""
+    """For a task: callbacks run in its loop."""
 
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -167,7 +167,7 @@ def _start(work: Callable[[], None]) -> None:
 
 
 class Heart:
-    """The heart of a lease.  Each method acquires _changed."""
+    """The heart of a lease.  Each method acquires or needs _changed."""
 
     def __init__(self, source: Source, id: int, sent: float, ttl: float,
                  interval: float, lost: Lost, waits: bool) -> None:
@@ -177,9 +177,9 @@ class Heart:
         self.deadline = sent + self.life
         self.due = now() + interval
         self.over = False
-        # to notify: the lease (None) and locks, by name and fence
+        # objects to notify: the lease (None) and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
-        self.owed: set[Statement] = set()   # to be undone
+        self.owed: set[Statement] = set()   # they undo requests
         with _changed:
             self.pulse = _pulses.get(source.key) or Pulse(source, waits)
             self.pulse.hearts.append(self)
@@ -198,22 +198,22 @@ class Heart:
                 lost.set('its lease is over')
 
     def remove(self, lost: Lost, last: bool) -> None:
-        """Stops notifying an object.  The last one ends the lease, and with it
-        all of its remaining locks."""
+        """Stops notifying an object.  `last` ends the lease, and with it all
+        of its remaining locks."""
         with _changed:
             self.members.pop(lost, None)
             if last and not self.over:
                 self.lose('its lease is closed')
 
     def owe(self, request: Statement) -> None:
-        """Undo this request as soon as the server answers again."""
+        """Lets the heartbeat undo a request when the server answers again."""
         with _changed:
             self.owed.add(request)
             _changed.notify_all()
 
     def change(self, ttl: float, interval: float) -> None:
-        """Another ttl is requested: until the server has answered, the shorter
-        one counts."""
+        """Prepares for a request of another ttl.  Until the server has
+        answered, the shorter ttl counts."""
         with _changed:
             self.life = min(self.life, ttl * LIFE)
             self.interval = min(self.interval, interval)
@@ -265,10 +265,10 @@ class Pulse:
         self.waits = waits and not isinstance(source, Dsn)
         self.line = Line(Asyncio() if self.waits else Blocking(),
                          source.for_heartbeat(), 0, name='dlock heartbeat')
-        self.asked: float | None = None     # since then, without an answer
+        self.asked: float | None = None     # time of an unanswered statement
 
     def shortest(self) -> float:
-        """Seconds after which a silent connection is given up"""
+        """Seconds after which the watcher drops a silent connection"""
         return min((heart.interval for heart in self.hearts), default=0)
 
     def beat(self) -> None:
@@ -290,7 +290,7 @@ class Pulse:
                     waiting = pauses()
                 else:
                     pause = next(waiting)
-            except Exception as error:      # proves nothing: retry
+            except Exception as error:      # does not prove a loss: retry
                 log.warning('heartbeat of %s: %r', [h.id for h in due], error)
                 pause = next(waiting)
         run(self.line.close())

@@ -18,10 +18,10 @@ from .sources import Loan, Source
 
 # A clock that runs while the machine sleeps, if there is one
 CLOCK = getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC)
-# How late an answer may be.  Then the connection is given up, and a lock in
-# lease scope is requested over another one.
+# Seconds that an answer may be late.  Then the client drops the connection,
+# and requests a lock in lease scope over another one.
 GRACE = 5.0
-# A killed waiter leaves the queue, unless the setting says otherwise.
+# A killed client's waiter leaves the queue.  A setting other than 0 stays.
 CHECKED = ("SELECT set_config('client_connection_check_interval', '500ms', false)"
            " WHERE current_setting('client_connection_check_interval') = '0'",
            ())
@@ -34,7 +34,7 @@ def now() -> float:
 
 
 def delta(seconds: float | None) -> timedelta | None:
-    """None for None and for no limit"""
+    """The interval; None if there is no limit"""
     if seconds is None or seconds == float('inf'):
         return None
     return timedelta(seconds=seconds)
@@ -59,7 +59,7 @@ def pauses(most: float = 2) -> Iterator[float]:
 
 @contextmanager
 def cut_at(connection: Any, until: float) -> Iterator[None]:
-    """A wait for an answer ends at this time: the connection is closed."""
+    """Closes the connection at this time, which ends a wait for an answer."""
     if until == float('inf'):
         yield
         return
@@ -84,23 +84,23 @@ class Line:
         self.caller, self.source, self.patience = caller, source, patience
         self.name, self.given, self.connection = name, given, given
         self.loan: Loan | None = None
-        # to be cleaned before a connection returns to a pool: a session's
+        # what to clean before a connection returns to a pool: a session's
         # locks, a setting, a handler
         self.session = self.checked = False
         self.listens: Callable[[Any], None] | None = None
         self.fixed = given is not None      # can it not be replaced?
         self.opened: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self.sent = 0.0     # before the last statement was sent
-        self.doubt = False  # may an earlier one have been executed?
-        self.late: Any = None   # the result of an interrupted one
+        self.sent = 0.0     # the time before the last statement was sent
+        self.doubt = False  # may an earlier attempt have been executed?
+        self.late: Any = None   # the result of an interrupted statement
 
     async def ask(self, statement: Statement | Callable[[], Statement],
                   until: float = float('inf'), limit: float | None = GRACE,
                   stopped: Callable[[], bool] = lambda: False) -> Any:
-        """Executes a statement, again over a new connection if one breaks or
-        does not answer within the limit, until that time, or until patience
-        with an unreachable server ends.  Without a limit, a connection is used
-        until it breaks."""
+        """Executes a statement.  If the connection breaks or does not answer
+        within the limit, retries over a new one, until that time, or until the
+        patience with an unreachable server ends.  Without a limit, it uses a
+        connection until that breaks."""
         self.doubt, self.late = False, None
         longest = float('inf') if limit is None else limit
         end = min(until, now() + self.patience)

@@ -25,7 +25,7 @@ from .servers import Servers
 
 LockT = TypeVar('LockT', bound='BaseLock')
 
-# The state of a lock or a lease; others are requested, held, being released
+# A state; the others are 'asked for', 'held' and 'being released'
 NONE = 'not held'
 
 FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
@@ -64,8 +64,8 @@ class Kept(Caller):
             self._state, self._pid = after, os.getpid()
 
     def check(self) -> None:
-        """Raises LockLost, or WrongState if it is not held.  Call it before
-        anything is sent to other systems."""
+        """Raises LockLost after a loss, and WrongState if it is not held.
+        Call it before each request to another system."""
         self.lost.check()
         if self._state != 'held':
             raise WrongState(f'{self} is {self._state}', '55000')
@@ -83,11 +83,11 @@ class Kept(Caller):
             self.lost.set('the parent process has it')
 
     async def _ask(self, statement: Statement) -> Any:
-        """While it is held"""
+        """Executes a call for a held lock, or for an open lease."""
         raise NotImplementedError
 
     def _id(self) -> int | None:
-        """Of the lease"""
+        """The number of the lease, or of the lock's ticket"""
         raise NotImplementedError
 
     @both
@@ -119,7 +119,7 @@ class Kept(Caller):
 
     @both
     async def set_info(self, info: str | None) -> None:
-        """Changes the info that others can read."""
+        """Changes the info, which others can read."""
         self.check()
         await self._held(call('dlock_set_info', self._id(), info))
 
@@ -164,7 +164,7 @@ class BaseLease(Kept, Generic[LockT]):
         self._interval = rhythm(ttl, interval)
         # for all calls that need not wait, one at a time
         self._line, self._free = locks.line(self, near), self.new_mutex()
-        self._all: set[str] = set()     # requested together, or held
+        self._all: set[str] = set()     # names of acquire_all
 
     def __str__(self) -> str:
         return f'lease {self.id}'
@@ -189,7 +189,7 @@ class BaseLease(Kept, Generic[LockT]):
             await self._let_go()
 
     async def _let_go(self) -> None:
-        """Its connection, which goes back to a pool in the meantime"""
+        """Frees the connection for other calls; returns it to its pool."""
         try:
             if self._line.pooled:
                 await self._line.close()
@@ -249,7 +249,7 @@ class BaseLease(Kept, Generic[LockT]):
     async def open(self) -> int:
         self._turn(NONE, 'asked for')
         try:
-            # if the answer was lost, the lease has no locks, and ends
+            # if the answer is lost, the lease has no locks, and expires
             id: int = await self._line.ask(
                 call('dlock_lease_open', delta(self.ttl), **self._options))
             self.id, self.lost = id, self._new_lost()
@@ -268,7 +268,7 @@ class BaseLease(Kept, Generic[LockT]):
     @both
     async def close(self) -> None:
         """Closes the lease, which ends all of its locks.  Does nothing if it
-        is closed already.  If it is being opened, waits for the end of that."""
+        is closed already.  If an open is in progress, waits for its end."""
         waiting = pauses()
         while self._state == 'asked for' and self._pid == os.getpid():
             await settle(self.sleep(next(waiting)))
@@ -301,10 +301,10 @@ class BaseLock(Kept):
                  info: str | None = None, ttl: float | None = None,
                  owner: str | None = None,
                  interval: float | None = None) -> None:
-        """Of Locks; of a connection of the program, in autocommit mode for
-        session scope; or of a Lease.  Times are in seconds.  A timeout of None
-        waits without limit, and 0 tries once.  In lease scope, a request of
-        the same owner, such as a job's number, gets the earlier lock."""
+        """The source is Locks, a Lease, or a connection of the program, for
+        session scope in autocommit mode.  Times are in seconds.  A timeout of
+        None waits without limit, and 0 tries once.  In lease scope, a repeated
+        request of one owner, such as a job's number, gets the same lock."""
         super().__init__()
         self.name, self.timeout, self.ttl = name, timeout, ttl
         self.fence: int | None = None
@@ -357,7 +357,7 @@ class BaseLock(Kept):
         return self.fence
 
     def _hold(self, fence: int, heart: Heart) -> None:
-        """The lock was requested with others."""
+        """Holds a lock that acquire_all() has acquired."""
         self._turn(NONE, 'held')
         self.lost, self._heart, self.fence = self._new_lost(), heart, fence
         self._asked = None
@@ -422,12 +422,12 @@ class BaseLock(Kept):
         self._since = since = now()
         if self._observer:
             self._observe('waited', began)
-            # in the caller's thread, for tasks, too
+            # not in a task's loop: in the thread that reports the loss
             Lost.add_callback(
                 self.lost, lambda _: self._observe('lost', since))
 
     async def _take(self) -> int:
-        """With the remaining time, if the request is repeated"""
+        """Requests the lock.  A repeated request gets the remaining time."""
         line, lease, values = self._line, self._lease, list[Any]()
         function = FUNCTIONS[self.scope]
         if lease:
@@ -464,7 +464,7 @@ class BaseLock(Kept):
                 lease.check()
             elif self.ttl is not None:
                 await self._keep(fence, self.ttl, until + GRACE)
-            if self.scope == 'lease':       # a wait needs one, a lock does not
+            if self.scope == 'lease':       # a held lock needs no connection
                 await line.close()
         finally:
             self._idle.set()
@@ -478,7 +478,7 @@ class BaseLock(Kept):
         return TAKE_BACK, (self.name, self._asked or '')
 
     async def _try(self, function: str, values: list[Any]) -> int | None:
-        """Over the lease's connection, if there is no need to wait"""
+        """Tries over the lease's connection; None if the lock must wait."""
         lease = self._lease
         assert lease
         if not await settle(self.hold(lease._free, GRACE)):
@@ -496,8 +496,8 @@ class BaseLock(Kept):
             await lease._let_go()
 
     async def _keep(self, fence: int, ttl: float, until: float) -> None:
-        """The acquire may have waited for long, so renew: then the deadline is
-        known.  If the request was made before, its first ttl counts."""
+        """Renews: after a long wait, only this makes the deadline known.  If
+        the request repeats an earlier one, the shorter ttl counts."""
         line = self._line
         renewed = await line.ask(
             ('SELECT dlock_renew(lease), ttl FROM dlock_leases'
@@ -512,8 +512,8 @@ class BaseLock(Kept):
             line, fence, life, self._interval * life / ttl)
 
     async def _undo(self, error: BaseException) -> None:
-        """The server may have executed an interrupted request, so undo it; if
-        a lease continues, as soon as the server answers again."""
+        """Undoes an interrupted request, which the server may have executed.
+        If that fails, the heartbeat of a Lease undoes it later."""
         line, lease, until = self._line, self._lease, now() + UNDO
         heart = lease._heart if lease else None
         if self._heart:
@@ -540,7 +540,7 @@ class BaseLock(Kept):
         except BaseException as failure:
             if heart:
                 heart.owe(request)
-            if not isinstance(failure, Error):  # else it expires
+            if not isinstance(failure, Error):  # else owed, or expires
                 raise
         finally:
             await line.close()
@@ -548,15 +548,15 @@ class BaseLock(Kept):
     @both
     async def release(self) -> None:
         self._turn('held', 'being released')
-        if self.scope == 'transaction':     # the lock ends with it
+        if self.scope == 'transaction':     # its end releases the lock
             self._state = NONE
         else:
             await self.through(self._release())
         self._observe('held', self._since)
 
     async def _release(self) -> None:
-        """Over the lease's connection, if there is one.  If that fails and the
-        lease continues, it repeats this later."""
+        """Releases, over the connection of a Lease if there is one.  If that
+        fails, the heartbeat of the Lease repeats the release."""
         lease, heart, mine = self._lease, self._heart, False
         try:
             if lease:
@@ -580,7 +580,7 @@ class BaseLock(Kept):
 
     @both
     async def guard(self, connection: Any) -> None:
-        """The connection's transaction can commit only while this is held."""
+        """The transaction can commit only while the lock is held."""
         await Executor(connection).ask(
             call('dlock_guard', self.name, self.fence))
 
@@ -588,13 +588,13 @@ class BaseLock(Kept):
 
 
 #
-# What is called
+# Public classes
 #
 
 class Lock(BaseLock, Blocking):
     def cancel(self) -> None:
-        """For another thread, and permanent: an acquire raises Cancelled,
-        unless it has just got the lock."""
+        """Called by another thread.  The acquire raises Cancelled, unless it
+        has just succeeded, and each later acquire does, too."""
         self._cancelled = True
         until, waiting = now() + OBEY, pauses()
         while not self._idle.wait(next(waiting) / 2):

@@ -1,4 +1,4 @@
-"""Waits, holds and losses, for measurements"""
+"""Waits, holds and losses, for metrics and logs"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ log = logging.getLogger('dlock')
 
 
 class Observation(NamedTuple):
-    """`waited` for a lock that was acquired, or `failed` to acquire; `held`
-    until the release, or until it was `lost`"""
+    """An acquire (`waited`) or its failure (`failed`), a release (`held`) or a
+    loss (`lost`), with the time of the wait or the hold"""
     what: str
     name: str
     scope: str

@@ -1,4 +1,4 @@
-"""Servers, and the names that each of them has"""
+"""Servers, and the names that belong to each"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Servers:
         """One server: a DSN, which may name several hosts, or another source
         of connections.  Or several servers, over which names are spread by
         their keys, which by default are the DSNs.  `patience` is the time to
-        wait for an unreachable server.  The observer is called for each wait,
-        hold and loss, in the same thread or task."""
+        wait for an unreachable server.  The observer is called for each wait
+        and hold in the caller's thread, and for a loss in another thread."""
         given: list[Any] = (list(source) if isinstance(source, (list, tuple))
                             else [source])
         self.sources = [source_of(one, self._kind) for one in given]

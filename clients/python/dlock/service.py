@@ -1,4 +1,4 @@
-"""The service, with which a program begins"""
+"""`Locks`, with which a program begins, and elections"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BaseLocks(Servers, Generic[LockT, LeaseT, ElectionT]):
              permits: int | None = None, info: str | None = None,
              ttl: float | None = None, owner: str | None = None,
              interval: float | None = None) -> LockT:
-        """In session scope; with a ttl, in lease scope."""
+        """A lock in session scope; with a ttl, in lease scope"""
         return self._lock_kind(
             self, name, timeout=timeout, shared=shared, slots=slots,
             permits=permits, info=info, ttl=ttl, owner=owner,
@@ -159,10 +159,10 @@ class Election:
                     done = True
                 return result
             except LockLost:
-                if not lock.lost:       # another lock, of the work
+                if not lock.lost:       # the work has lost another lock
                     raise
             except (ConnectionLost, NotPrimary):
-                if done:                # in time; the lock expires
+                if done:                # while leading; the lock expires
                     return result
                 if leads:               # an error of the work
                     raise
@@ -172,13 +172,13 @@ class Election:
                     raise
 
     def stop(self) -> None:
-        """For another thread: stops campaigning."""
+        """Called by another thread: ends the campaign, not the work."""
         self._stopped.set()
         self._lock.cancel()
 
 
 class AsyncElection:
-    """The same for tasks: work is cancelled when it no longer leads."""
+    """For tasks: cancels the work when this process no longer leads."""
 
     def __init__(self, new_lock: Callable[[], AsyncLock]) -> None:
         self._lock = new_lock()
@@ -196,10 +196,10 @@ class AsyncElection:
                     done = True
                 return result
             except LockLost:
-                if not lock.lost:       # another lock, of the work
+                if not lock.lost:       # the work has lost another lock
                     raise
             except (ConnectionLost, NotPrimary):
-                if done:                # in time; the lock expires
+                if done:                # while leading; the lock expires
                     return result
                 if leads:               # an error of the work
                     raise

@@ -52,7 +52,7 @@ def hosts_of(dsn: str, left: float) -> list[str]:
 
 
 class Loan:
-    """A connection, and the function that gives it back or closes it"""
+    """A connection, and the function that returns or closes it"""
 
     def __init__(self, connection: Any, back: Callable[[bool], Any], *,
                  pooled: bool = False) -> None:
@@ -71,7 +71,7 @@ class Source:
         raise NotImplementedError
 
     def for_heartbeat(self) -> Source:
-        """The heartbeat is a thread outside of the program's loop."""
+        """The source for the heartbeat, a thread without the program's loop"""
         return self
 
 
@@ -145,7 +145,7 @@ class Pooled(Source):
 
     def _put(self, lent: Any, good: bool) -> Any:
         if not good:
-            # the pool makes another one in its place
+            # the pool replaces it
             with suppress(Exception):
                 lent.pgconn.finish()
         return self.given.putconn(lent)
@@ -156,7 +156,7 @@ class Pooled(Source):
             return self
 
         async def connect() -> Any:
-            """Connects as the pool does, because its own belong to its loop."""
+            """Connects as the pool does, whose connections need its loop."""
             dsn, options = [
                 await settle(value()) if callable(value) else value
                 for value in (pool.conninfo, pool.kwargs)]

@@ -16,7 +16,7 @@ from .locks import BaseLease
 from .servers import Servers
 from .service import AsyncLocks, Locks
 
-# How often to ask, in seconds, in case a notification was lost
+# Seconds between queries that make up for lost notifications
 ROUND = 60.0
 
 
@@ -54,7 +54,7 @@ class BaseTickets(Caller):
             self, name: str, *, owner: str | None = None,
             shared: bool | None = None, slots: int | None = None,
             permits: int | None = None, info: str | None = None) -> int:
-        """The ticket, which is the fence once it is granted"""
+        """Returns the ticket, which is the fence once it is granted."""
         options = dict(shared=shared, slots=slots, permits=permits, info=info)
         self._locks.check(name, self._near)
         if self._lease:
@@ -115,10 +115,10 @@ class BaseTickets(Caller):
     _end = close.function
 
     async def _restore(self) -> None:
-        """Opens a new connection.  Tickets of a lease stay; tickets of the
-        session are gone."""
+        """Prepares a new connection.  Tickets of a lease stay; tickets of the
+        session are lost."""
         connection = self._line.connection
-        # first of all: a notification may come with the reply to the enqueue
+        # before all else: a notification may come with an enqueue's reply
         self._line.listens = lambda notify: self._heard.append(
             json.loads(notify.payload))
         connection.add_notify_handler(self._line.listens)
@@ -138,14 +138,14 @@ class BaseTickets(Caller):
                 self._forget(ticket, 'lost')
 
     async def _listen(self) -> None:
-        # any statement reads what has come, or finds the connection broken
+        # any statement reads notifications, or finds the connection broken
         await self._line.ask(('SELECT 1', ()))
         if now() >= self._round:
             self._round = now() + ROUND
             for ticket in list(self._requests):
                 await self._confirm(ticket)
         while self._heard:
-            said = self._heard[0]       # again after a cancel
+            said = self._heard[0]       # stays until it is processed
             event, lock = said['event'], said['lock']
             ticket = said.get('ticket', 0)
             if event == 'granted':
@@ -158,14 +158,14 @@ class BaseTickets(Caller):
             self._heard.popleft()
 
     async def _confirm(self, ticket: int) -> None:
-        """A notification is a hint.  Each grant is told once."""
+        """A notification is only a hint, so ask.  Reports each grant once."""
         if ticket not in self._requests or ticket in self._granted:
             return
         try:
             granted = await self._line.ask(
                 call('dlock_wait', ticket, timedelta()))
         except LockLost:
-            if ticket not in self._requests:    # gone
+            if ticket not in self._requests:    # lost with its connection
                 raise
             self._forget(ticket, 'lost')
         else:

@@ -70,7 +70,7 @@ def count_connections():
 
 
 def state(db):
-    """What a connection must not keep of what it was lent for"""
+    """State that a returned connection must not keep"""
     return (db.autocommit, db.prepare_threshold, db.execute(
         "SELECT current_setting('client_connection_check_interval'),"
         ' (SELECT count(*) FROM pg_listening_channels()),'
@@ -80,7 +80,7 @@ def state(db):
 
 @contextmanager
 def interrupted_when(condition, *arguments):
-    """An exception of a signal handler, in the main thread"""
+    """Once the condition is true, a signal handler raises an exception"""
     def interrupt():
         until(condition, *arguments)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
@@ -129,7 +129,7 @@ class Pool(StackTest, unittest.TestCase):
         self.assertEqual(left, self.state)
 
     def test_session(self):
-        """a pool: a session's connection is out until the release"""
+        """a pool: a lock keeps its session's connection until the release"""
         with self.locks.lock('report', timeout=TIMEOUT):
             self.assertFalse(is_free('report'))
             self.assertTrue(self.is_out())
@@ -137,13 +137,13 @@ class Pool(StackTest, unittest.TestCase):
         self.assertClean()
 
     def test_exception(self):
-        """a pool: an exception gives the connection back"""
+        """a pool: an exception returns the connection"""
         with self.assertRaises(KeyError), self.locks.lock('report'):
             raise KeyError
         self.assertClean()
 
     def test_timeout(self):
-        """a pool: a wait that has ended leaves nothing on the connection"""
+        """a pool: a timeout leaves nothing on the connection"""
         with Holder('busy'):
             for timeout in 0, 0.01:
                 with self.assertRaises(dlock.LockTimeout):
@@ -153,7 +153,7 @@ class Pool(StackTest, unittest.TestCase):
         self.assertClean()
 
     def test_interrupted(self):
-        """a pool: nor does a wait that was broken off"""
+        """a pool: an interrupted wait leaves nothing on the connection"""
         for options in {}, {'ttl': 3600}:
             with Holder('busy'), interrupted_when(has_waiter, 'busy'):
                 with self.assertRaises(InterruptedError):
@@ -186,7 +186,7 @@ class Pool(StackTest, unittest.TestCase):
         self.assertClean()
 
     def test_lease(self):
-        """a pool: the heartbeat keeps one of its connections"""
+        """a pool: the heartbeat keeps one connection"""
         with psycopg_pool.ConnectionPool('', min_size=2, max_size=2) as pool:
             locks = dlock.Locks(pool, **PATIENT)
             with locks.lock('job', **KEPT) as lock:
@@ -206,7 +206,7 @@ class Pool(StackTest, unittest.TestCase):
         self.pool.check()
 
     def test_many(self):
-        """a pool: a lease gives its connection back between its calls"""
+        """a pool: a lease returns its connection between calls"""
         with psycopg_pool.ConnectionPool('', min_size=2, max_size=2) as pool:
             locks = dlock.Locks(pool, **PATIENT)
             with locks.lease(**KEPT) as lease, lease.lock('a'):
@@ -220,7 +220,7 @@ class Pool(StackTest, unittest.TestCase):
                         pass
 
     def test_tickets(self):
-        """a pool: nothing is queued or listened to on what comes back"""
+        """a pool: a returned connection has no tickets, and does not listen"""
         for _ in range(2):
             with dlock.Tickets(self.locks) as tickets:
                 ticket = tickets.enqueue('queue')
@@ -252,7 +252,7 @@ class Pool(StackTest, unittest.TestCase):
 
 class Function(StackTest, unittest.TestCase):
     def test_dsn(self):
-        """a function is asked for the DSN of each new connection"""
+        """a function gives the DSN for each new connection"""
         tokens = itertools.count()
         locks = dlock.Locks(
             lambda: f'application_name=token-{next(tokens)}', **PATIENT)
@@ -341,7 +341,7 @@ class Function(StackTest, unittest.TestCase):
                 'SELECT pg_backend_pid(), count(*)::integer FROM dlock_locks '
                 'WHERE pid = pg_backend_pid()').fetchone(), (pid, 0))
             self.assertFalse(db.connection.driver_connection.autocommit)
-        # full
+        # the pool is exhausted
         with engine.connect(), engine.connect():
             with self.assertRaises(dlock.ConnectionLost):
                 dlock.Locks(engine, patience=0).lock('a').acquire()
@@ -353,7 +353,7 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         async with locks.lock('report'):
             self.assertFalse(is_free('report'))
         async with locks.lock('job', **KEPT) as lock:
-            # the loop is blocked, but not the heartbeat
+            # this blocks the loop, but not the heartbeat
             until_renewed(lock.fence)
             terminate()
             until_renewed(lock.fence)
@@ -403,7 +403,7 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
 
 
     async def test_late(self):
-        """what comes of a cancelled wait for a connection goes back"""
+        """a connection that arrives after a cancel is returned or closed"""
         class Stubborn:
             made, back = [], []
 
@@ -440,7 +440,7 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
 #
 
 class Transactions(StackTest, unittest.TestCase):
-    """`begin()` is a transaction, and gives what executes SQL in it."""
+    """`begin()` begins a transaction, and yields an object to execute SQL."""
 
     def check(self, begin):
         with begin() as db:
@@ -471,7 +471,7 @@ class Transactions(StackTest, unittest.TestCase):
             dlock.Calls(db).guard('job', 1)
 
     def test_psycopg(self):
-        """psycopg 3: connections and cursors, whatever their rows are"""
+        """psycopg 3: connections and cursors, with any kind of row"""
         for options in {}, {'row_factory': dict_row}:
             with psycopg.connect('', autocommit=True, **options) as db:
                 @contextmanager
@@ -489,7 +489,7 @@ class Transactions(StackTest, unittest.TestCase):
 
     @unittest.skipUnless(psycopg2, 'psycopg2 is not installed')
     def test_psycopg2(self):
-        """psycopg2: connections and cursors, whatever their rows are"""
+        """psycopg2: connections and cursors, with any kind of row"""
         for options in {}, {'cursor_factory': psycopg2.extras.RealDictCursor}:
             db = psycopg2.connect('', **options)
 
@@ -533,7 +533,7 @@ class Transactions(StackTest, unittest.TestCase):
         engine.dispose()
 
     def test_function(self):
-        """a function of the program's that executes SQL"""
+        """a function of the program that executes SQL"""
         with psycopg.connect('', autocommit=True) as db:
             for row in (lambda row: row, lambda row: row[0]):
                 def execute(sql, values):
@@ -574,7 +574,7 @@ class Transactions(StackTest, unittest.TestCase):
         with Holder('busy'), self.assertRaises(dlock.LockTimeout):
             with dlock.django.atomic('busy', timeout=0):
                 pass
-        # what a request has left
+        # locks that a request has left
         dlock.django.release_after_requests()
         with connection.cursor() as cursor:
             cursor.execute("SELECT dlock_acquire('left')")
@@ -620,7 +620,7 @@ class Asyncpg(StackTest, unittest.IsolatedAsyncioTestCase):
 
 
 #
-# The rest of what a program calls
+# Other calls of a program
 #
 
 def mode(name):
@@ -661,7 +661,7 @@ class Rest(StackTest, unittest.TestCase):
         self.assertEqual(asyncio.run(tasks()), [1, 2, 3])
 
     def test_renew(self):
-        """renew: with the present ttl; of what is not held, or is lost"""
+        """renew: with the same ttl, and after a release or a loss"""
         for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
             with kept:
                 before = now()

@@ -1,7 +1,7 @@
 """The scenarios of clients/scenarios.md, for the Python client.
 
-One function for each row, with its name; both of the client's ways, blocking
-and asynchronous.  test/t/client_python.pl starts this.
+Each row has one function with its name, for blocking and asynchronous calls.
+test/t/client_python.pl starts this program.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async_locks = dlock.AsyncLocks(MAIN, patience=TIMEOUT)
 
 
 #
-# What the rows need
+# Support for the rows
 #
 
 start = ThreadPoolExecutor(20).submit
@@ -53,14 +53,14 @@ def row(test):
 
 
 def order(line):
-    """Have something done by who has started us."""
+    """Asks the test that started this program for an action."""
     print(f'! {line}', flush=True)
     if sys.stdin.readline() != 'done\n':
-        os._exit(2)     # nobody is there any more
+        os._exit(2)     # the test has ended
 
 
 class Admin:
-    """Somebody else, who asks the server"""
+    """Another session"""
 
     def __init__(self, server='MAIN'):
         self.dsn = dsn(server, 'admin')
@@ -184,7 +184,7 @@ def told(lost):
 
 
 async def beside(function, *arguments):
-    """What waits, in a thread of its own, while the loop goes on"""
+    """Waits in another thread while the loop continues."""
     return await asyncio.get_running_loop().run_in_executor(
         None, function, *arguments)
 
@@ -302,7 +302,7 @@ def check_unheld():
     with connection() as db, raises(dlock.BadArgument, '22023'):
         dlock.Lock(db.cursor(), 'plain')
 
-    # nor does a child process hold what its parent holds
+    # a child process does not hold its parent's locks
     with locks.lock('session') as session, locks.lease(LONG) as lease, \
             lease.lock('leased') as leased:
         child = os.fork()
@@ -330,7 +330,7 @@ def check_unheld():
 
 
 def busy(timeout):
-    """Each scope asks for what somebody else holds."""
+    """Each scope requests a lock that another session holds."""
     with admin.holds('busy'), connection() as db:
         for lock in (locks.lock('busy', timeout=timeout),
                      dlock.Lock(db, 'busy', timeout=timeout),
@@ -1037,7 +1037,7 @@ def watch():
     assert held[:3] == ('held', 'leader', ticket)
     assert held.details['info'] == 'node-1'
     kill_sessions()
-    # it watches again, and begins with the present holder
+    # over a new connection, the first event is the current holder
     assert next(events)[:3] == ('held', 'leader', ticket)
     next(changes)
     assert next(events)[:2] == ('free', 'leader')
@@ -1128,7 +1128,7 @@ def errors():
             victim, = [w for w in waiting if w.done()]
             with raises(dlock.Deadlock, '40P01'):
                 victim.result()
-            # the one that waits has the other's connection
+            # the other acquire still waits, and uses its connection
             admin('SELECT pg_cancel_backend(pid) FROM dlock_locks '
                   'WHERE NOT granted')
             wait_until(lambda: all(w.done() for w in waiting))
@@ -1178,7 +1178,7 @@ def sharding():
 
 
 #
-# What goes wrong
+# Faults
 #
 
 def kill_sessions():
@@ -1346,7 +1346,7 @@ def lease_quorum_late():
         admin.until_renewed(lock.fence)
         admin('UPDATE late.quorum SET late = true RETURNING true')
         called = admin('SELECT last_value FROM late.calls')
-        # the first of them may have asked before that
+        # the first call may have been sent before the update
         admin.until('SELECT last_value > %s + 1 FROM late.calls', called)
         deadline = lock.deadline
         admin.until('SELECT last_value > %s + 3 FROM late.calls', called)
@@ -1470,7 +1470,7 @@ def acquire_cancelled():
                 assert admin.left('busy') == 1
             admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
 
-        # granted already, when it is cancelled
+        # cancelled after the grant, during the renewal
         with renewals_wait():
             task = asyncio.ensure_future(
                 late(dlock.AsyncLocks).lock('busy', ttl=LONG).acquire())
@@ -1488,7 +1488,7 @@ class Alarm(Exception):
 
 @contextmanager
 def alarms(interval):
-    """Exceptions of a signal handler, here and wherever the block is"""
+    """A signal handler raises in the block; with an interval, twice."""
     left = [None] * (2 if interval else 1)
 
     def handler(*_):
@@ -1553,7 +1553,7 @@ def acquire_broken_off():
                         await beside(admin.until,
                                      'SELECT count(*) = 1 FROM dlock_locks '
                                      "WHERE name = 'busy'")
-            # at each moment of the connect
+            # cancelled at each step of the connect
             with admin.holds('busy'):
                 for steps in range(1, 12):
                     task = asyncio.ensure_future(
@@ -1786,7 +1786,7 @@ def main(names):
         try:
             rows[name]()
             admin.until('SELECT count(*) = 0 FROM dlock_locks')
-            # the next row looks for its own
+            # the next row looks for its own heartbeat
             admin.until("SELECT count(*) = 0 FROM pg_stat_activity "
                         "WHERE application_name = 'dlock heartbeat'")
             print(f'ok {name}')
@@ -1802,9 +1802,9 @@ def main(names):
     return failed
 
 
-# of errors in callbacks, for one
+# tests cause errors in callbacks, which the package logs
 logging.disable()
-# without waiting for threads that wait for what has failed
+# do not wait for threads that a failed row has left
 status = main(sys.argv[1:])
 sys.stdout.flush()
 os._exit(status)

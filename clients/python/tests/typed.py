@@ -1,5 +1,5 @@
-"""The types of the client, as a program sees them: mypy --strict checks this,
-and that each mistake is one.  It is not run."""
+"""The types of the client, as a program sees them.  mypy --strict checks this
+file, and that each mistake here is an error.  It is not run."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -221,7 +221,7 @@ row :session_connection_killed do
   end
 end
 
-# An exception from outside ends the wait: one of Timeout, and the kill of a thread
+# An exception from outside ends the wait: Timeout's, or the kill of the thread
 row :acquire_broken_off do
   app do |db|
     holds('busy') do

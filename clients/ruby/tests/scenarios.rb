@@ -34,7 +34,7 @@ def row(name, &test)
   ROWS[name] = test
 end
 
-# Asks the test that runs this program to do something.
+# Asks the test that started this program for an action.
 def order(line)
   puts "! #{line}"
   $stdout.flush
@@ -441,7 +441,7 @@ row :acquire_all do
   end
   expect([ADMIN.free?('a'), ADMIN.free?('b')], [true, true])
 
-  # on a connection of the program's
+  # on a connection of the program
   connected do |db|
     ADMIN.holds('b') do
       raises(Dlock::LockTimeout, '55P03') { Dlock.acquire_all(db, %w[a b], timeout: 0) }
@@ -679,7 +679,7 @@ row :enqueue_waits do
       expect(tickets.next(0), nil)
     end
     expect(event(tickets), ['granted', 'queue', ticket])
-    # even if it asks again because it may have missed a notification
+    # not even after a query that makes up for lost notifications
     tickets.instance_variable_set(:@round, Dlock.now)
     expect(tickets.next(0), nil)
   end
@@ -820,7 +820,7 @@ row :watch do
       expect(held.to_a.first(3), ['held', 'leader', ticket])
       expect(held.details['info'], 'node-1')
       ADMIN.kill_sessions
-      # it watches again, and begins with the present holder
+      # over a new connection, the first event is the current holder
       expect(event(events), ['held', 'leader', ticket])
       db.exec('SELECT dlock_release_all()')
     end
@@ -907,7 +907,7 @@ row :sharding do
     expect(['third', both.key(name)].include?(third.key(name)))
   end
   expect(names.any? { |name| third.key(name) == 'third' })
-  # in the way in which every client finds it
+  # by the same rule as in all clients
   expect(both.key('shard/0'), %w[main other].max_by { |key| Digest::SHA256.hexdigest("#{key}\0shard/0") })
   raises(Dlock::BadArgument, '22023') { both.lease(LONG, near: here[0]).lock(there[0]) }
   held.each(&:release)
@@ -1066,7 +1066,7 @@ row :lease_quorum_late do
     ADMIN.until_renewed(lock.fence)
     ADMIN.call('UPDATE late.quorum SET late = true')
     called = ADMIN.call('SELECT last_value FROM late.calls')
-    # the first of them may have asked before that
+    # the first call may have been sent before the update
     ADMIN.until('SELECT last_value > $1 + 1 FROM late.calls', called)
     deadline = lock.deadline
     ADMIN.until('SELECT last_value > $1 + 3 FROM late.calls', called)
@@ -1232,7 +1232,7 @@ row :acquire_broken_off do
     kept.release
   end
 
-  # at each moment: no ticket is left
+  # canceled at each moment, an acquire leaves no ticket
   ADMIN.holds('busy') do
     [{}, { ttl: LONG }].each do |options|
       (0..20).each do |n|
@@ -1449,7 +1449,7 @@ names.each do |name|
   begin
     ROWS.fetch(name).call
     ADMIN.until('SELECT count(*) = 0 FROM dlock_locks')
-    # the next row looks for its own connections
+    # the next row must see only its own connections
     ADMIN.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name IN ('dlock', 'dlock heartbeat')")
     puts "ok #{name}"
   rescue Exception => e # rubocop:disable Lint/RescueException
@@ -1463,5 +1463,5 @@ names.each do |name|
   puts format('# %<name>s: %<seconds>.1f s', name: name, seconds: Dlock.now - began)
   $stdout.flush
 end
-# without waiting for threads that wait for a failed row
+# do not wait for threads that a failed row has left
 exit!(failed ? 1 : 0)

@@ -4,9 +4,9 @@ require 'dlock'
 require 'active_support/concern'
 
 module Dlock
-  # with_advisory_lock and its companions, with the interface of the gem of this name, over locks of dlock
+  # The interface of the gem with_advisory_lock, over locks of dlock
   #
-  # Each method uses the same lock for a name. Locks nest: a thread that holds a name gets it again at once.
+  # A name means the same lock in each method. Locks nest: a thread that holds a lock acquires it again at once.
   module WithAdvisoryLock
     extend ActiveSupport::Concern
 
@@ -41,9 +41,9 @@ module Dlock
     end
 
     class_methods do
-      # The result of the block; false if the lock was not acquired in time. The options are a number of seconds, or a
-      # hash: timeout_seconds (nil waits without limit, 0 only tries), shared, transaction, disable_query_cache, and
-      # dlock's own slots, permits, info.
+      # Returns the block's result, or false if the lock was not acquired in time. The options are a number of seconds,
+      # or a hash: timeout_seconds (nil waits without limit, 0 only tries), shared, transaction, disable_query_cache,
+      # and dlock's own slots, permits, info.
       def with_advisory_lock(lock_name, options = {}, &block)
         result = with_advisory_lock_result(lock_name, options, &block)
         result.lock_was_acquired? ? result.result : false
@@ -68,7 +68,7 @@ module Dlock
         end
       end
 
-      # Would an acquire have to wait?
+      # Must an acquire wait?
       def advisory_lock_exists?(lock_name)
         return true if WithAdvisoryLock.stack.any? { |lock| lock.name == lock_name.to_s }
 
@@ -120,7 +120,7 @@ module Dlock
         WithAdvisoryLock.stack.delete_if { |lock| lock.equal?(self) }
       end
 
-      # After an error of the block, its transaction refuses all statements until the rollback. The lock outlives both.
+      # In a failed transaction, rolls back before the release, and begins another transaction for the caller to end.
       def release
         fence = @fence
         super

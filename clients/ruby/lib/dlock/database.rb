@@ -16,7 +16,7 @@ module Dlock
       @connection = connection
     end
 
-    # The value of SELECT function(...). Options that are nil are left to the server.
+    # Returns the value of SELECT function(...). For options that are nil, the server's defaults count.
     def call(function, *values, **options)
       ask(Wire.call(function, *values, **options))
     end
@@ -25,8 +25,8 @@ module Dlock
       Task.run(stops: false) { Wire.ask(@connection, statement, FOREVER).first }
     end
 
-    # The same for a request that an exception may interrupt. Then the server cancels the request, too. If the lock was
-    # granted nevertheless, it is released.
+    # Calls a function that requests locks. If an exception interrupts this, cancels the request on the server, too, and
+    # releases a lock that was granted nevertheless.
     def request(function, *values, **options)
       statement = Wire.call(function, *values, **options)
       Task.run(method(:release)) do
@@ -39,12 +39,12 @@ module Dlock
 
     private
 
-    # After an interrupted request
+    # Undoes an interrupted request, or closes the connection.
     def clear(answer)
       Wire.idle?(raw) ? release(answer&.first) : raw.finish
     end
 
-    # One ticket or an array of tickets
+    # Releases one ticket, or an array of tickets.
     def release(answer)
       Wire.numbers(answer.to_s).each do |ticket|
         Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)

@@ -54,7 +54,7 @@ module Dlock
     )
   end
 
-  # For the program's own statements: raises errors of this package
+  # Yields to statements of the program, and raises their errors as errors of this package.
   def self.translated
     yield
   rescue StandardError => e

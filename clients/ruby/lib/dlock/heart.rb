@@ -5,7 +5,7 @@ module Dlock
   GUARD = Mutex.new
   MOVED = ConditionVariable.new
 
-  # For the program's threads. An exception may interrupt these anywhere else.
+  # For the program's threads, which an exception could interrupt while they hold GUARD
   def self.guarded(&work)
     Thread.handle_interrupt(Object => :never) { GUARD.synchronize(&work) }
   end
@@ -14,7 +14,7 @@ module Dlock
   # release or by the loss.
   Observation = Struct.new(:what, :name, :seconds, :error)
 
-  # A lock or a lease, which is held and may be lost
+  # A lock or a lease, which may be lost
   class Kept
     def initialize(observer = nil)
       @observer = observer
@@ -33,13 +33,13 @@ module Dlock
       !@loss.nil?
     end
 
-    # Raises LockLost if it was lost, and WrongState if it is not held. It sends nothing.
+    # Raises LockLost after a loss, and WrongState if it is not held. Sends nothing.
     def check
       raise LockLost.new(@loss, '55L01') if lost?
       raise WrongState.new("#{self} is #{@state}", '55000') unless @state == 'held'
     end
 
-    # Until this time of Dlock.now, the program may work without an answer from the server
+    # The time of Dlock.now until which the program may work without an answer from the server
     def deadline
       @heart&.deadline || FOREVER
     end
@@ -67,7 +67,7 @@ module Dlock
       nil
     end
 
-    # The info that others can read
+    # Changes the info, which others can read.
     def info=(info)
       confirm(Wire.call('dlock_set_info', lease_id, info))
     end
@@ -115,7 +115,7 @@ module Dlock
       end
     end
 
-    # Sends a call that returns false if the lock or lease is lost.
+    # Sends a call that returns false after a loss.
     def confirm(statement)
       check
       lose('the server has ended it') unless send_held(statement).first
@@ -167,7 +167,7 @@ module Dlock
       raise LockLost.new(@loss, '55L01') if @loss
     end
 
-    # Yields, then releases by calling the block. A loss does not hide an exception that has ended the work.
+    # Yields, and then calls `leave` to release. A loss does not hide an exception that has ended the work.
     def leaving(leave)
       completed = false
       result = yield
@@ -250,7 +250,7 @@ module Dlock
       ttl * (1 - MARGIN)
     end
 
-    # Requests another ttl. Until the server answers, the shorter ttl counts.
+    # Prepares for a request of another ttl. Until the server answers, the shorter ttl counts.
     def change(ttl, interval)
       Dlock.guarded do
         @life = [@life, life_of(ttl)].min
@@ -271,7 +271,7 @@ module Dlock
       end
     end
 
-    # The reason if it is over. Checks the clock, because after a pause a thread may ask before the watcher runs.
+    # The reason if the lease is over. Checks the clock, because a stopped process may ask before its watcher has run.
     def over
       @over ||= ('its deadline has passed' if Dlock.now >= @deadline)
     end
@@ -294,7 +294,7 @@ module Dlock
       @members[kept] = [name, fence]
     end
 
-    # Removes a lock from the lease, or the lease itself. With `last`, the lease ends, and so do all locks still on it.
+    # Stops notifying a lock or the lease. `last` ends the lease, and with it all of its remaining locks.
     def leave(kept, last)
       @members.delete(kept)
       finish('its lease is closed') if last
@@ -323,8 +323,8 @@ module Dlock
             ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)' \
             ' WHERE NOT dlock_check(name, fence))::text'
 
-    # Releases the tickets that a request of this owner may have left. False if the request's session still waits
-    # because it has not yet noticed the cancel.
+    # Releases the tickets that a request of this owner may have left. False if the request's session still waits,
+    # because it has not noticed yet that the client is gone.
     TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
                 " WHERE owner = $2 AND scope = 'lease' AND role = current_user"
     # The same for a request for several locks
@@ -356,7 +356,7 @@ module Dlock
           settled = serve(due)
           waits = Dlock.pauses if settled
           pause = settled ? 0 : waits.call
-        rescue StandardError => e # tells nothing about the leases: ask again
+        rescue StandardError => e # does not prove a loss: retry
           @line.drop unless e.is_a?(QuorumLate)
           pause = waits.call
         end
@@ -365,7 +365,7 @@ module Dlock
       @line.close
     end
 
-    # The leases that are due now or soon. Nil when all leases are over.
+    # Waits, and returns the leases that are due now or soon; nil if no lease is left.
     def rest(pause)
       GUARD.synchronize do
         earliest = Dlock.now + [pause, shortest / 2].min
@@ -386,7 +386,7 @@ module Dlock
       @hearts.each_key.map(&:interval).min || 0
     end
 
-    # Drops a connection that has not answered for the shortest interval. That interval may become shorter meanwhile.
+    # Raises ConnectionLost if there is no answer for the shortest interval, which may become shorter meanwhile.
     def ask(sql, *values)
       patience = GUARD.synchronize { shortest }.clamp(4, 20)
       @line.open(Dlock.now + patience, patience) unless @line.connection
@@ -394,7 +394,7 @@ module Dlock
       @line.ask_once([sql, values], -> { sent + GUARD.synchronize { shortest } })
     end
 
-    # Renews leases, and undoes the requests left behind. False if a request is not yet undone.
+    # Renews the leases, and undoes owed requests. False if a request is still owed.
     def serve(due)
       renew(due)
       due.map do |heart|

@@ -16,8 +16,8 @@ module Dlock
         connection.transaction_status != PG::PQTRANS_ACTIVE
     end
 
-    # The first row. After ConnectionLost, the connection must not be used again. If the task is stopped, the server
-    # cancels the statement, too.
+    # Returns the first row. If the task is stopped, cancels the statement on the server, too. After ConnectionLost, the
+    # connection must not be used again.
     def ask(connection, statement, till)
       Stop.allow {} # before anything is sent
       sql, values = statement
@@ -32,7 +32,7 @@ module Dlock
       end
     end
 
-    # The value of SELECT function(...). Options that are nil are left to the server.
+    # SELECT function(...); for options that are nil, the server's defaults count
     def call(function, *values, **options)
       options = options.compact
       places = values.each_index.map { |n| "$#{n + 1}" }
@@ -44,7 +44,7 @@ module Dlock
       PG::TextEncoder::Array.new.encode(items)
     end
 
-    # From an array of the server
+    # Reads the numbers of an array.
     def numbers(text)
       text.scan(/\d+/).map { |number| Integer(number) }
     end
@@ -89,8 +89,8 @@ module Dlock
 
       Stop.allow { connection.socket_io.wait(events, left) }
     rescue IOError => e
-      # Another thread has closed this connection. Or libpq closed another connection's socket before, and this one got
-      # the same file descriptor: Ruby interrupts all waits for that number.
+      # Another thread has closed this connection. Or libpq has closed an earlier socket with the same file descriptor,
+      # and Ruby interrupts all waits for that descriptor; then the wait is repeated.
       raise ConnectionLost, e.message if connection.finished?
     end
 
@@ -100,7 +100,7 @@ module Dlock
       cancel = Task.thread { connection.cancel }
       heard = cancel.join(OBEY)
       cancel.kill
-      answer(connection, till) if heard # a late cancel would hit the next statement
+      answer(connection, till) if heard # otherwise the cancel could hit the next statement
     rescue PG::Error, Error, IOError, SystemCallError
       nil
     end
@@ -109,7 +109,7 @@ module Dlock
   # The source of connections: a DSN; a function that returns a DSN, or a connection of pg, which the client closes; or
   # a pool that lends connections to a block, from ActiveRecord or the gem connection_pool
   class Source
-    # For programs that do not notice the end of a connection
+    # Detect dead connections. A DSN may set other values.
     DEFAULTS = { keepalives_idle: 30, keepalives_interval: 10, keepalives_count: 3, tcp_user_timeout: 60_000 }.freeze
 
     attr_reader :key
@@ -126,7 +126,7 @@ module Dlock
       @given.respond_to?(:with_connection) || @given.respond_to?(:with)
     end
 
-    # Yields a connection, and takes it back when the block ends. If the block returns false, the connection's state is
+    # Yields a connection, and returns it when the block ends. If the block returns false, the connection's state is
     # unknown.
     def lend(name, patience)
       return from_pool { |raw, discard| yield(raw) || discard.call } if pooled?
@@ -173,7 +173,7 @@ module Dlock
       end
     end
 
-    # The pool gets the connection back even if the server does not answer. Then the connection is closed.
+    # Reconnects, so that the pool gets a clean connection; if the server does not answer, the pool gets a closed one.
     def reset(raw)
       connecting = Task.thread { raw.reset }
       connecting.join(GRACE)
@@ -253,9 +253,9 @@ module Dlock
       @using = Mutex.new
     end
 
-    # If the connection breaks or does not answer in time, asks again over a new connection: until the limit, or for as
-    # long as the program is patient with a server that is down. Without a limit, the server counts as available until
-    # the connection breaks.
+    # Executes a statement. If the connection breaks or does not answer within the limit, retries over a new one, until
+    # the time `till`, or until the patience with an unreachable server ends. Without a limit, uses a connection until
+    # it breaks.
     def ask(statement = nil, till: FOREVER, limit: GRACE, &block)
       finish = [till, Dlock.now + @patience].min
       @doubt = false
@@ -282,7 +282,7 @@ module Dlock
       end
     end
 
-    # Sends once, over the existing connection. The time may be a function.
+    # Executes a statement once, over the existing connection. The time may be a function.
     def ask_once(statement, till)
       raise ConnectionLost, 'the connection is gone' unless @connection
 

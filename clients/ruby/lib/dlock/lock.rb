@@ -8,8 +8,8 @@ module Dlock
   class Lock < Kept
     attr_reader :name, :fence
 
-    # Times are in seconds. A timeout of nil waits without limit, and 0 only tries. In lease scope, a request of the
-    # same owner, such as the number of a job, gets the earlier lock. The interval is the time between renewals.
+    # Times are in seconds. A timeout of nil waits without limit, and 0 only tries. In lease scope, a repeated request
+    # of one owner, such as a job's number, gets the same lock. The interval is the time between renewals.
     def initialize(source, name, transaction: false, timeout: nil, shared: nil, slots: nil, permits: nil, info: nil,
                    ttl: nil, interval: nil, owner: nil)
       @name = name
@@ -31,7 +31,7 @@ module Dlock
       self
     end
 
-    # Returns nil instead of raising an error when the timeout has passed. A transaction can then continue.
+    # Returns nil, instead of an error, when the timeout has passed. A transaction can then continue.
     def try_acquire
       acquire
     rescue LockTimeout
@@ -68,12 +68,12 @@ module Dlock
       nil
     end
 
-    # Makes an exclusive hold a shared one
+    # Makes an exclusive hold shared, without releasing it.
     def downgrade
       confirm(Wire.call('dlock_downgrade', @fence))
     end
 
-    # Asks the server. The answer may be outdated; a guard is not.
+    # Asks the server. The answer can be outdated on arrival; to be sure, guard.
     def held_on_server?
       held? && send_held(Wire.call('dlock_is_held', @name, lease: (@lease ? @lease.id : @fence if lease?))).first
     end
@@ -82,7 +82,7 @@ module Dlock
       "lock #{@name.inspect}"
     end
 
-    # For this package: one of several locks that were acquired together
+    # For this package: holds a lock that acquire_all has acquired.
     def hold(fence, heart = nil)
       turn('not held', 'asked for')
       begin_wait
@@ -109,7 +109,7 @@ module Dlock
       end
     end
 
-    # If the session has ended, the client knows that without asking.
+    # Notices the end of the lock's session without asking the server.
     def look
       super
       return unless @state == 'held' && @line && !lease? && @line.broken?
@@ -143,7 +143,7 @@ module Dlock
       end
     end
 
-    # On the program's connection
+    # Acquires the lock on the program's connection.
     def take_here
       @fence = nil
       @fence = @database.request("dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire", @name,
@@ -177,11 +177,11 @@ module Dlock
 
       @asked = @owner || SecureRandom.uuid
       @lease ? request_of_lease : request_with_ttl
-      @line.close # a wait needs one, a lock does not
+      @line.close # a held lock needs no connection
       @line.checks = false
     end
 
-    # A repeated request gets the remaining time
+    # A repeated request gets the remaining time.
     def statement(function, till, values)
       timeout = Seconds.of(till - Dlock.now) if till < FOREVER
       Wire.call(function, @name, *values, timeout: timeout, owner: (@asked if lease?), **@options)
@@ -191,7 +191,7 @@ module Dlock
       @fence = @line.ask(till: @until + GRACE, limit: FOREVER) { statement(function, @until, values) }.first
     end
 
-    # Over the lease's connection, if the call need not wait
+    # Requests the lock over the lease's connection, if it need not wait.
     def request_of_lease
       @lease.may_ask(@name, @asked)
       begin
@@ -209,7 +209,7 @@ module Dlock
       @lease.check
     end
 
-    # The wait may have been long, so only a renewal makes the deadline known. A repeated request keeps the earlier ttl.
+    # After a long wait, only a renewal makes the deadline known. A repeated request keeps its earlier ttl.
     def request_with_ttl
       ask('dlock_ttl_acquire', Seconds.of(@ttl))
       renewal = if @owner
@@ -251,7 +251,7 @@ module Dlock
         sleep(pause.call)
       end
     rescue Error
-      @lease&.owe(@name, @asked) # else it expires
+      @lease&.owe(@name, @asked) # without a Lease, the lock expires
     end
 
     def let_go
@@ -259,7 +259,7 @@ module Dlock
       return let_session_go(release) unless lease?
       return give_back(@line, release, true) unless @lease
 
-      # over the lease's connection; if that fails and the lease continues, the heartbeat repeats it
+      # over the lease's connection; if that fails, the lease's heartbeat repeats the release
       begin
         @lease.use { |line| give_back(line, release, false) }
       rescue LockLost
@@ -303,8 +303,8 @@ module Dlock
     end
   end
 
-  # Acquires all of several locks or none, on a connection of the program, in an order that prevents deadlocks. Release
-  # each of them, unless they end with the transaction.
+  # Acquires all locks or none, on a connection of the program, in an order that prevents deadlocks. Release each of
+  # them, unless they end with the transaction.
   def self.acquire_all(connection, names, transaction: false, timeout: nil, shared: nil, info: nil)
     names = names.uniq
     locks = names.map { |name| Lock.new(connection, name, transaction: transaction) }

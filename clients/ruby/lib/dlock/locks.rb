@@ -9,8 +9,8 @@ module Dlock
 
     # Each source is a DSN, which may name several hosts; a function that returns a DSN, or a connection, which the
     # client closes; or a pool that lends connections to a block. With several servers, each needs a key that stays the
-    # same when the server moves. By default, the key is the DSN. If a server is down, calls wait for it for the time
-    # given by patience. The observer is called with each Observation.
+    # same when the server moves. By default, the key is the DSN. Calls wait for an unreachable server for `patience`
+    # seconds. The observer is called with each Observation.
     def initialize(*sources, keys: nil, patience: 30, observer: nil)
       @patience = patience
       @observer = observer
@@ -86,8 +86,8 @@ module Dlock
 
       @near = near
       @options = { info: info, delay: Seconds.of(delay) }
-      @line = new_line # for all that need not wait
-      @free = Box.new(true) # one at a time uses it
+      @line = new_line # for all calls that need not wait
+      @free = Box.new(true) # for one call at a time
       @together = {} # the names of locks that were acquired together
     end
 
@@ -165,7 +165,7 @@ module Dlock
       @locks.line(@near)
     end
 
-    # Yields the lease's connection to one thread at a time. If it is not free soon, yields another connection.
+    # Yields the lease's connection to one thread at a time; if it is not free soon, yields another one.
     def use
       mine = @free.take(Dlock.now + GRACE)
       line = mine ? @line : new_line
@@ -258,7 +258,7 @@ module Dlock
     end
 
     # Yields the lock while this process leads, and returns the result of the block. The block must check the lock, and
-    # end when it is lost. Then the process campaigns again, without limit if a server is down.
+    # end when it is lost. Then the process campaigns again. It waits for an unreachable server without limit.
     def run
       pause = Dlock.pauses(PAUSE)
       while true # loop would end at a StopIteration of the work
@@ -274,7 +274,7 @@ module Dlock
         rescue LockLost
           raise if led && !@lock.lost?
         rescue ConnectionLost, NotPrimary
-          return result if done # the work ended while we led; the lock expires
+          return result if done # the work ended while this process led; the lock expires
           raise if led
 
           sleep(pause.call)

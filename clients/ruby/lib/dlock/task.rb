@@ -1,13 +1,13 @@
 # frozen_string_literal: true
 
 module Dlock
-  # Runs on while the machine sleeps, if the system has such a clock
+  # A clock that runs while the machine sleeps, if the system has one
   CLOCK = Process.const_defined?(:CLOCK_BOOTTIME) ? Process::CLOCK_BOOTTIME : Process::CLOCK_MONOTONIC
   FOREVER = Float::INFINITY
 
   # The client waits this many seconds longer than the statement may take. Then it drops the connection.
   GRACE = 5
-  # The server has this many seconds to obey a cancel, and the client has as many again to undo a request.
+  # The server has OBEY seconds to obey a cancel. Then the client has UNDO seconds to undo the request.
   OBEY = 1
   UNDO = 2
   # Timers may stop while the machine sleeps, so all waits check the clock every second.
@@ -23,7 +23,7 @@ module Dlock
     -> { (pause = [2 * pause, most].min) * (0.5 + rand) }
   end
 
-  # Interrupts a task in a wait, and nowhere else. The answer is that of the interrupted statement.
+  # Interrupts a task, but only in a wait. The answer is that of the interrupted statement.
   class Stop < Exception # rubocop:disable Lint/InheritException
     attr_accessor :answer
 
@@ -37,7 +37,7 @@ module Dlock
       raise
     end
 
-    # From now on, this thread undoes its work.
+    # No further stop interrupts this thread, because it undoes its work.
     def self.over
       Thread.current[:dlock_stopped] = true
     end
@@ -97,11 +97,11 @@ module Dlock
           task.leave
         end
       ensure
-        task.leave # another exception may have arrived at the begin of the first
+        task.leave # again: another exception may have interrupted the first leave
       end
     end
 
-    # A thread for the whole process. It must end with the process, even if exceptions are masked here.
+    # Starts a thread that ends with the process, even if the caller masks exceptions.
     def self.thread
       Thread.new do
         Thread.current.report_on_exception = false

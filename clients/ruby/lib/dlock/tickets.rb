@@ -7,10 +7,10 @@ module Dlock
   # lock: held, free. The details are the server's.
   Event = Struct.new(:event, :lock, :ticket, :details)
 
-  # Places in many queues, over one connection to one server. Without a lease, they end with the connection. One thread
+  # Places in many queues of one server, over one connection. Without a lease they end with the connection. One thread
   # may wait in next while others enqueue and release.
   class Tickets
-    # If a notification is missed for any reason, a query makes up for it after this many seconds.
+    # Seconds between queries that make up for lost notifications
     ROUND = 60
 
     Place = Struct.new(:name, :statement, :granted)
@@ -54,7 +54,7 @@ module Dlock
       end
     end
 
-    # Reports the holder of a lock, now and at each change, by the events held and free.
+    # Reports the holder of a lock, now and at each change, with the events held and free.
     def watch(name)
       use(name) do
         ask(Wire.call('dlock_watch', name))
@@ -93,7 +93,7 @@ module Dlock
 
     private
 
-    # Gives one thread the connection.
+    # Yields the connection to one thread at a time.
     def use(name = nil, undo = nil, stops: true, wakes: true)
       raise BadArgument.new("#{name.inspect} is on another server", '22023') unless
         name.nil? || @locks.source(name).equal?(@locks.source(@near))
@@ -160,7 +160,7 @@ module Dlock
       end
     end
 
-    # Connects again if the connection broke. A lease's tickets stay.
+    # Connects again if the connection broke. Tickets of a lease stay; tickets of the session are lost.
     def session
       raise WrongState.new('the tickets are closed', '55000') if @closed
       return if @line.connection
@@ -192,7 +192,7 @@ module Dlock
       raise
     end
 
-    # Repeats the request over another connection, if the first one breaks
+    # Executes a call, once more over another connection if the first one breaks.
     def ask(statement)
       session
       say(statement)
@@ -201,7 +201,7 @@ module Dlock
       say(statement)
     end
 
-    # A notification is only a hint. Each grant is reported once.
+    # Asks for the grant, because a notification is only a hint. Each grant is reported once.
     def confirm(ticket)
       place = @places[ticket]
       return if place.nil? || place.granted || !say(Wire.call('dlock_wait', ticket, '0')).first
@@ -211,7 +211,7 @@ module Dlock
     rescue LockLost
       forget(ticket, 'lost')
     rescue ConnectionLost
-      nil # asked again over the next one
+      nil # asks over the next connection
     end
 
     def forget(ticket, event, said = {})

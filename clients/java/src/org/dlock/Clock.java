@@ -9,11 +9,11 @@ import java.nio.file.Path;
 import java.util.concurrent.atomic.AtomicLong;
 
 /**
- * Nanoseconds of a clock that is never stepped, and that runs while the machine sleeps.
+ * Nanoseconds of a clock that is never stepped, and that, on Linux, runs while the machine sleeps.
  *
- * <p>nanoTime() stops while the machine sleeps, and Java has no other monotonic clock.  /proc/uptime runs on, in
- * hundredths of a second, and reading it never blocks if the file is the kernel's own.  The time by which it is ahead
- * of nanoTime() is the time that the machine has slept.  It is read first and rounds down, so this is never too long.
+ * <p>nanoTime() stops while the machine sleeps, and Java has no other monotonic clock.  /proc/uptime includes the
+ * sleep, in steps of 10 ms, and reading it never blocks if the file is the kernel's own.  now() adds the time by which
+ * the uptime is ahead of nanoTime().  This is never too long, because the uptime is read first, and is rounded down.
  * The longest one seen counts, so a later call never returns an earlier time.
  */
 final class Clock {
@@ -35,11 +35,11 @@ final class Clock {
             long up = new BigDecimal(text.substring(0, text.indexOf(' '))).movePointRight(9).longValue();
             SLEPT.accumulateAndGet(up - System.nanoTime(), Math::max);
         } catch (IOException | RuntimeException error) {
-            SLEPT.compareAndSet(Long.MIN_VALUE, 0);     // for example, too many open files: keep the last value
+            SLEPT.compareAndSet(Long.MIN_VALUE, 0);     // for example, too many open files: the last value stays
         }
     }
 
-    /** In a container, a program may provide the file, and reading it could block. */
+    /** Is /proc/uptime the kernel's?  In a container, a program may provide the file, and reading it could block. */
     private static boolean isKernels() {
         try {
             return Files.getFileStore(Path.of("/proc/uptime")).type().equals("proc");

@@ -30,7 +30,7 @@ public class DlockException extends SQLException {
         said = null;
     }
 
-    /** The same of what a library has wrapped; what comes from no server is an error of its own */
+    /** The same for an error that a library has wrapped; wraps an error that does not come from SQL. */
     public static DlockException of(Throwable error) {
         for (Throwable cause = error; cause != null; cause = cause.getCause())
             if (cause instanceof SQLException known)
@@ -38,7 +38,7 @@ public class DlockException extends SQLException {
         return (DlockException) new DlockException(error.toString(), null).initCause(error);
     }
 
-    /** The class of an error of the program's own statements */
+    /** Converts an error of the program's own statements to the class for its SQLSTATE. */
     public static DlockException of(SQLException error) {
         if (error instanceof DlockException known)
             return known;
@@ -52,7 +52,7 @@ public class DlockException extends SQLException {
     public String getHint() { return said == null ? null : said.getHint(); }
 
     private static ServerErrorMessage said(SQLException error) {
-        for (Throwable cause = error; cause != null; cause = cause.getCause())      // pools wrap it
+        for (Throwable cause = error; cause != null; cause = cause.getCause())      // pools wrap errors
             if (cause instanceof PSQLException known)
                 return known.getServerErrorMessage();
         return null;
@@ -76,14 +76,14 @@ public class DlockException extends SQLException {
         private Deadlock(SQLException cause) { super(cause); }
     }
 
-    /** The lock, ticket or lease is gone, and others may have held the lock. */
+    /** The lock, ticket or lease is lost; others may have held the lock. */
     public static final class LockLost extends DlockException {
         private LockLost(SQLException cause) { super(cause); }
 
         LockLost(String message) { super(message, "55L01"); }
     }
 
-    /** The name is another role's, or the function an administrator's. */
+    /** The name is another role's, or the function is for administrators. */
     public static final class NotAllowed extends DlockException {
         private NotAllowed(SQLException cause) { super(cause); }
     }
@@ -105,7 +105,7 @@ public class DlockException extends SQLException {
         BadArgument(String message) { super(message, "22023"); }
     }
 
-    /** Another number of slots, a refused upgrade */
+    /** A wrong state for this: not held, other slots, a refused upgrade */
     public static final class WrongState extends DlockException {
         private WrongState(SQLException cause) { super(cause); }
 
@@ -117,14 +117,14 @@ public class DlockException extends SQLException {
         private NoRoom(SQLException cause) { super(cause); }
     }
 
-    /** The statement was canceled, or the thread interrupted; the request is gone. */
+    /** The statement was canceled, or the thread interrupted; the request has left the queue. */
     public static final class Cancelled extends DlockException {
         private Cancelled(SQLException cause) { super(cause); }
 
         Cancelled(String message) { super(message, "57014"); }
     }
 
-    /** Standbys do not answer; a lease may still be open. */
+    /** Standbys do not answer; a lease is not lost by this. */
     public static final class QuorumLate extends DlockException {
         private QuorumLate(SQLException cause) { super(cause); }
     }

@@ -40,10 +40,10 @@ public final class Election {
                 done = true;
                 return result;
             } catch (DlockException.LockLost | InterruptedException error) {
-                if (!lock.lost().isSet())       // another lock, of work itself, or an interrupt by other code
+                if (!lock.lost().isSet())       // the work has lost another lock, or other code has interrupted it
                     throw error;
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
-                if (done)                       // in time; the lock expires
+                if (done)                       // while leading; the lock expires
                     return result;
                 if (leads)                      // an error of the work
                     throw error;
@@ -72,15 +72,15 @@ public final class Election {
             held.check();
             return result;
         } finally {
-            synchronized (worker) {     // no interrupt comes when the work is over,
+            synchronized (worker) {     // after the work, no interrupt comes or stays
                 worker.set(null);
                 if (interrupted.get())
-                    Thread.interrupted();       // nor stays
+                    Thread.interrupted();
             }
         }
     }
 
-    /** For another thread: stop campaigning. */
+    /** Called by another thread: ends the campaign, not the work. */
     public void stop() {
         stopped.countDown();
         lock.stop();

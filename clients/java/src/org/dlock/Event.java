@@ -10,7 +10,7 @@ import java.util.regex.Pattern;
  * is held or free.  The details are those of the server's message.
  */
 public record Event(String event, String lock, Long ticket, Map<String, String> details) {
-    /** Parses the server's JSON: an object in ASCII whose values are strings, numbers and null */
+    /** A member of the server's JSON, which is an object in ASCII whose values are strings, numbers and null */
     private static final Pattern MEMBER = Pattern.compile(
             "\"(\\w++)\"\\s*+:\\s*+(?:\"([^\"\\\\]*+(?:\\\\.[^\"\\\\]*+)*+)\"|([^\\s,}]++))");
     private static final Pattern ESCAPE = Pattern.compile("\\\\(?:u(\\p{XDigit}{4})|(.))");

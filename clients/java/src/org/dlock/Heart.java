@@ -13,7 +13,7 @@ import java.util.Set;
 final class Heart {
     record Hold(List<String> names, List<Long> fences) {}
 
-    /** A request that may have been left behind and must be undone.  Without an owner, it has several names. */
+    /** A request to undo, because the server may have executed it.  A request for several names has no owner. */
     record Request(String name, String owner) {}
 
     /** The interval of a lease without a heartbeat */
@@ -21,7 +21,7 @@ final class Heart {
 
     final long id;
     private final Pulse pulse;
-    // all below is protected by Pulse.ALL
+    // Pulse.ALL protects all fields below
     long interval, life, deadline, due;
     boolean over;
     /** The objects to notify: the lease, without a hold, and locks */
@@ -37,7 +37,7 @@ final class Heart {
         deadline = sent + life;
         due = Clock.now() + this.interval;
         members.put(lost, null);
-        // otherwise the watcher could end it before the pulse is known
+        // otherwise the watcher could end the lease before the pulse is known
         synchronized (Pulse.ALL) {
             pulse = Pulse.join(source, this);
         }
@@ -65,7 +65,7 @@ final class Heart {
         }
     }
 
-    /** Stops notifying an object.  The last one ends the lease, and with it all of its remaining locks. */
+    /** Stops notifying an object.  With last, it ends the lease, and with it all of its remaining locks. */
     void remove(Lost<?> lost, boolean last) {
         synchronized (Pulse.ALL) {
             members.remove(lost);
@@ -74,7 +74,7 @@ final class Heart {
         }
     }
 
-    /** Undo this request as soon as the server answers again. */
+    /** Lets the heartbeat undo a request as soon as the server answers again. */
     void owe(List<String> names, String owner) {
         synchronized (Pulse.ALL) {
             names.forEach(name -> owed.add(new Request(name, owner)));
@@ -101,7 +101,7 @@ final class Heart {
         }
     }
 
-    /** The server may apply a shorter ttl as soon as it is sent, whatever the answer is. */
+    /** Applies a shorter ttl before it is sent, because the server may apply it before the answer arrives. */
     void shorten(Duration ttl) {
         synchronized (Pulse.ALL) {
             if (life(ttl) < life)

@@ -4,9 +4,9 @@ import java.time.Duration;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicReference;
 
-/** An object that a heart or a connection keeps; for one thread at a time */
+/** A lock or a lease, which may be lost; for one thread at a time */
 abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
-    /** The state of a lock or a lease; others are requested, held, being released */
+    /** The states of a lock or a lease */
     static final String NONE = "not held", ASKED = "asked for", HELD = "held", LEAVING = "being released";
 
     volatile Heart heart;
@@ -17,7 +17,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     @Override
     public abstract void close() throws DlockException;
 
-    /** Throws LockLost, or WrongState if it is not held.  Call it before anything is sent to other systems. */
+    /** Throws LockLost after a loss, WrongState if it is not held.  Call it before each request to another system. */
     public void check() throws DlockException {
         lost().check();
         if (!holds())
@@ -31,7 +31,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
             throw new DlockException.WrongState(this + " is " + state);
     }
 
-    /** By Locks.now() */
+    /** The time, by Locks.now(), until which work may continue without an answer from the server */
     public long deadline() { return heart == null ? Long.MAX_VALUE : heart.deadline(); }
 
     void look() {
@@ -39,7 +39,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
             heart.look();
     }
 
-    /** Renews its lease over this line; one renewal at a time, so that the last ttl is the server's, too */
+    /** Renews its lease over this line.  One renewal at a time, so that client and server have the same last ttl. */
     void renew(Line over, long id, Duration ttl) throws DlockException {
         if (ttl != null)
             Lease.interval(ttl, null);

@@ -28,14 +28,14 @@ public final class Lease extends Kept<Lease> {
         this.ttl = ttl;
     }
 
-    /** On the server that has this name */
+    /** Puts the lease on the server to which this name belongs. */
     public Lease near(String name) { near = name; return this; }
 
     public Lease delay(Duration delay) { options.put("delay", delay); return this; }
 
     public Lease info(String info) { options.put("info", info); return this; }
 
-    /** Between two renewals; a third of the ttl by default */
+    /** The time between two renewals; by default a third of the ttl */
     public Lease interval(Duration interval) { this.interval = interval; return this; }
 
     public long id() { return id; }
@@ -58,7 +58,7 @@ public final class Lease extends Kept<Lease> {
                 return new Heart(source, id, over.sent, ttl, pause, lost);
             });
         } catch (DlockException | RuntimeException | Error error) {
-            line.close();       // if the answer was lost, the lease has no locks, and expires
+            line.close();       // if the answer is lost, the lease has no locks, and expires
             state.set(NONE);
             throw error;
         }
@@ -122,8 +122,8 @@ public final class Lease extends Kept<Lease> {
     }
 
     /**
-     * Runs work with exclusive use of the lease's connection, or of another one if that is not free soon.  A connection
-     * of a DataSource goes back.
+     * Runs work with exclusive use of the lease's connection; if it is not free soon, over another one.  Returns a
+     * connection of a DataSource afterwards.
      */
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;

@@ -20,8 +20,8 @@ import java.util.function.Supplier;
 final class Line {
     static final long FOREVER = Long.MAX_VALUE;
     /**
-     * How late an answer may be.  After that the connection is given up, and a lock in lease scope is
-     * requested over another one.
+     * How late an answer may be.  Then the client drops the connection, and requests a lock in lease scope over
+     * another one.
      */
     static final long GRACE = SECONDS.toNanos(5);
     /** How long a canceled request may take to end, and then to be undone */
@@ -34,17 +34,17 @@ final class Line {
     final boolean given;
     volatile Connection connection;
     private Loan loan;      // the loan of that connection, unless it is the program's
-    private final Sql sql;  // of the program, if its connection is not known
+    private final Sql sql;  // executes SQL in the program's transaction, if the connection is not known
     Observer observer = Locks.SILENT;
     boolean inOrder;        // can the connection be used again?
-    boolean checked;        // does the server check whether a waiter has gone?
-    long sent;              // before the last statement was sent
-    boolean doubt;          // may an earlier one have been executed, too?
+    boolean checked;        // should the server check whether a waiting client is alive?
+    long sent;              // the time before the last statement was sent
+    boolean doubt;          // may an earlier attempt have been executed, too?
     private volatile PreparedStatement running;
-    // these are protected by this
+    // the monitor of this protects all fields below
     private boolean acquiring, cancelled, stopped;
-    private Thread opening;     // waits for a connection, and may be
-    private boolean woken;
+    private Thread opening;     // waits for a connection, and may be interrupted
+    private boolean woken;      // has cancel() interrupted it?
     private int attempt;
     private boolean deaf;       // to interrupts
 
@@ -85,7 +85,7 @@ final class Line {
 
     private static String place(Object value) { return value instanceof Duration ? "CAST(? AS interval)" : "?"; }
 
-    /** As text, which the statement casts */
+    /** A value as the statement sends it: an interval is text, which the statement casts. */
     private static Object plain(Object value) { return value instanceof Duration ? value.toString() : value; }
 
     static Object ask(Sql sql, Call call) throws DlockException {
@@ -147,7 +147,7 @@ final class Line {
         }
     }
 
-    /** The end of this time from now */
+    /** The time of the clock when this duration from now has passed */
     static long after(Duration time) {
         return time == null || time.compareTo(Duration.ofDays(36500)) > 0 ? FOREVER : Clock.now() + time.toNanos();
     }
@@ -182,7 +182,7 @@ final class Line {
 
     static Pauses pauses() { return new Pauses(SECONDS.toNanos(2)); }
 
-    /** Also if the thread is interrupted; it stays interrupted. */
+    /** Sleeps, even if the thread is interrupted; it stays interrupted. */
     static void pause(long nanos) {
         boolean interrupted = Thread.interrupted();
         try {
@@ -196,7 +196,7 @@ final class Line {
 
     Object ask(Call call) throws DlockException { return ask(() -> call, FOREVER, GRACE); }
 
-    /** On this connection only: another one would not hold its locks. */
+    /** Executes a call on this connection only, because another one would not hold its locks. */
     Object askHere(Call call) throws DlockException {
         Connection here = connection;
         if (sql != null)
@@ -207,9 +207,9 @@ final class Line {
     }
 
     /**
-     * Executes a call, again over a new connection if one breaks or does not answer within the limit, until that time
-     * or until patience with an unreachable server ends.  Without a limit, a connection is used until it breaks.  The
-     * program's own connection is never replaced, and has no limit.
+     * Executes a call.  If the connection breaks or does not answer within the limit, retries over a new one, until
+     * that time, or until the patience with an unreachable server ends.  Without a limit, uses a connection until it
+     * breaks.  The program's own connection is never replaced, and has no limit.
      */
     Object ask(Supplier<Call> call, long until, long limit) throws DlockException {
         long end = Math.min(until, after(patience));
@@ -266,7 +266,7 @@ final class Line {
         }
     }
 
-    /** An interrupt ends the wait for a pool only if it may end the request.  Was there one? */
+    /** Lets an interrupt end the wait for a pool only if it may end the request.  Returns whether it removed one. */
     private synchronized boolean startOpening() {
         boolean breakable = acquiring && !deaf;
         opening = breakable ? Thread.currentThread() : null;
@@ -276,7 +276,7 @@ final class Line {
     private synchronized void finishOpening(boolean interrupted) {
         opening = null;
         if (woken)
-            Thread.interrupted();       // it was cancel()
+            Thread.interrupted();       // the interrupt of cancel()
         woken = false;
         if (interrupted)
             Thread.currentThread().interrupt();
@@ -336,7 +336,7 @@ final class Line {
         cancel();
     }
 
-    /** For another thread; returns when the attempt has ended. */
+    /** Called by another thread; returns when the attempt has ended. */
     void cancel() { cancel(attempt()); }
 
     private synchronized int attempt() { return attempt; }
@@ -351,7 +351,7 @@ final class Line {
                         return;
                     cancelled = true;
                     if (sql != null)
-                        return;         // the program must end it
+                        return;         // the program must end the wait
                     if (opening != null && !woken) {
                         woken = true;
                         opening.interrupt();
@@ -368,7 +368,7 @@ final class Line {
                         wait(Math.max(1, pauses.next() / 1_000_000));
                 }
             } catch (SQLException error) {
-                pause(pauses.next());       // asks again
+                pause(pauses.next());       // then cancels again
             } catch (InterruptedException error) {
                 Thread.currentThread().interrupt();
                 return;
@@ -376,7 +376,7 @@ final class Line {
         }
     }
 
-    /** Thread.interrupt() closes such a channel, but does not wake a thread that reads from a socket. */
+    /** Notices Thread.interrupt(), which closes such a channel, but does not wake a thread that reads from a socket. */
     private final class Interrupt extends AbstractInterruptibleChannel {
         private final int which = attempt();
 
@@ -386,7 +386,7 @@ final class Line {
             try {
                 end(true);
             } catch (AsynchronousCloseException interrupted) {
-                // which the thread still is
+                // the thread stays interrupted
             }
         }
 

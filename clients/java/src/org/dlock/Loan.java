@@ -7,15 +7,15 @@ import javax.sql.DataSource;
 /**
  * A connection of this package, or of a DataSource.
  *
- * <p>A DataSource may keep its connections for other users.  So a connection goes back as it came, and holds nothing.
- * If its state is unknown, it is closed on the server, too.
+ * <p>A DataSource may keep its connections for other users.  So a connection is returned with its former settings, and
+ * holds nothing.  If its state is unknown, it is closed on the server, too.
  */
 final class Loan {
     /** The last user may have left state. */
     private static final String TAKE = "SELECT dlock_release_all(), current_setting('application_name'),"
             + " set_config('application_name', ?, false)";
     private static final String RETURN = "SELECT dlock_release_all(), set_config('application_name', ?, false)";
-    /** A waiter that is killed leaves the queue, unless the setting says otherwise. */
+    /** A killed client's waiter leaves the queue.  A setting other than 0 stays. */
     private static final String CHECK_CLIENT = "SELECT set_config('client_connection_check_interval', '500ms', false)"
             + " WHERE current_setting('client_connection_check_interval') = '0'";
     private static final String CHECK_NO_MORE = "SELECT set_config('client_connection_check_interval', '0', false)";

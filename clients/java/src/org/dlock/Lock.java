@@ -13,7 +13,7 @@ import java.util.UUID;
 
 /**
  * A lock, for a block of the program; acquire() returns it, for a try with resources.  With several names, it holds all
- * locks or none, and is lost as soon as one of them is.
+ * locks or none, and is lost as soon as one of the locks is lost.
  */
 public final class Lock extends Kept<Lock> {
     private final List<String> names;
@@ -23,10 +23,10 @@ public final class Lock extends Kept<Lock> {
     private final Line line;
     private Observer observer = Locks.SILENT;
     private Duration timeout, ttl, interval;
-    private Duration limit;             // of this acquire
+    private Duration limit;             // the timeout of this acquire
     private long until, since;
-    private String owner, asked;        // the owners of the requests
-    private boolean doubt;              // may the lease's connection have executed an earlier one, too?
+    private String owner, asked;        // the given owner, and the owner of the current request
+    private boolean doubt;              // may the lease's connection have executed an earlier request, too?
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
     private volatile List<Long> fences = List.of();
 
@@ -81,16 +81,16 @@ public final class Lock extends Kept<Lock> {
     /** In lease scope, with a heartbeat */
     public Lock ttl(Duration ttl) { this.ttl = ttl; return this; }
 
-    /** In lease scope: a request of the same owner, such as a job's number, gets the earlier request's lock. */
+    /** In lease scope: a repeated request of one owner, such as a job's number, gets the same lock. */
     public Lock owner(String owner) { this.owner = owner; return this; }
 
-    /** Between two renewals; a third of the ttl by default */
+    /** The time between two renewals; by default a third of the ttl */
     public Lock interval(Duration interval) { this.interval = interval; return this; }
 
-    /** Without a heartbeat, the lock ends after its ttl unless the program calls renew(). */
+    /** No heartbeat: the lock expires after its ttl, unless the program calls renew(). */
     public Lock noHeartbeat() { return interval(Heart.NEVER); }
 
-    /** Instead of the patience of the Locks */
+    /** Replaces the observer of the Locks. */
     public Lock observer(Observer observer) {
         this.observer = observer;
         line.observer = observer;
@@ -141,7 +141,7 @@ public final class Lock extends Kept<Lock> {
             else
                 fences = request(inTransaction ? "dlock_xact_acquire" : "dlock_acquire", null, options);
             if (heart != null)
-                line.close();       // a wait needs one, a lock does not
+                line.close();       // a held lock needs no connection
             state.set(HELD);
         } catch (DlockException | RuntimeException | Error error) {
             try {
@@ -160,7 +160,7 @@ public final class Lock extends Kept<Lock> {
         return this;
     }
 
-    /** With the remaining time, if the request is repeated */
+    /** Requests the lock.  A repeated request gets the remaining time. */
     private List<Long> request(String function, Object of, Map<String, Object> with) throws DlockException {
         return fences(line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER));
     }
@@ -203,7 +203,7 @@ public final class Lock extends Kept<Lock> {
             throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
         heart = lease.heart;
         try {
-            // over the lease's connection, if there is no need to wait
+            // over the lease's connection, if the lock need not wait
             fences = lease.hold(over -> {
                 try {
                     return fences(over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now())));
@@ -224,8 +224,8 @@ public final class Lock extends Kept<Lock> {
         boolean beats = interval != Heart.NEVER;
         Duration pause = Lease.interval(ttl, beats ? interval : null);
         fences = request("dlock_ttl_acquire", ttl, owned());
-        // The acquire may have waited for long, so renew: then the deadline is known.  If the request was made before,
-        // its first ttl counts.
+        // After a long wait, only a renewal makes the deadline known.  If the request repeats an earlier one, the
+        // shorter ttl counts.
         long micros = ttl.toNanos() / 1000;
         Line.Call renew = owner == null ? new Line.Call("SELECT dlock_renew(?), CAST(? AS bigint)", fence(), micros)
                 : new Line.Call("SELECT dlock_renew(lease), least(CAST(extract(epoch FROM ttl) * 1000000 AS bigint), ?)"
@@ -240,8 +240,8 @@ public final class Lock extends Kept<Lock> {
     }
 
     /**
-     * The server may have executed an interrupted request, so undo it.  If a lease continues, undo it as soon as the
-     * server answers again.
+     * Undoes an interrupted request, because the server may have executed it.  If that fails, the heartbeat of a Lease
+     * undoes the request as soon as the server answers again.
      */
     private void undo(Throwable error) {
         boolean refused = error instanceof DlockException && !(error instanceof DlockException.QuorumLate)
@@ -273,7 +273,7 @@ public final class Lock extends Kept<Lock> {
         } catch (DlockException unanswered) {
             if (lease != null && lease.heart != null)
                 lease.heart.owe(names, asked);
-            error.addSuppressed(unanswered);        // else it expires
+            error.addSuppressed(unanswered);        // without a Lease, the lock expires
         } finally {
             other.close();
         }
@@ -289,7 +289,7 @@ public final class Lock extends Kept<Lock> {
         });
     }
 
-    /** For a lock with a ttl: the lock becomes free after this time, even if the program ends. */
+    /** For a lock with a ttl: ends the hold here, and lets the lock expire after this time, without the program. */
     public void releaseAfter(Duration time) throws DlockException {
         if (ttl == null)
             throw new DlockException.WrongState(this + " has no ttl");
@@ -322,7 +322,7 @@ public final class Lock extends Kept<Lock> {
                 "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest(?) AS held (ticket)", (Object) fencesArray());
     }
 
-    /** Over the lease's connection, if there is one.  If that fails and the lease continues, repeat it later. */
+    /** Releases over the connection of a Lease, if there is one.  If that fails, the Lease's heartbeat repeats it. */
     private void releaseForLease() throws DlockException {
         if (lease == null) {
             giveBack(line, releaseCall(), true);
@@ -354,7 +354,7 @@ public final class Lock extends Kept<Lock> {
         lost.check();
     }
 
-    /** The connection on which to query or change the lock while it is held */
+    /** Executes a call that queries or changes the held lock. */
     private Object tell(Line.Call call) throws DlockException {
         check();
         if (heart == null)
@@ -394,7 +394,7 @@ public final class Lock extends Kept<Lock> {
     /** Changes the info that dlock_locks shows while the lock is held; null removes it. */
     public void setInfo(String info) throws DlockException { change("dlock_set_info", info); }
 
-    /** Asks the server whether the lock is held, which check() does not do. */
+    /** Asks the server.  The answer can be outdated on arrival; to be sure, guard. */
     public boolean isHeld() throws DlockException {
         if (!holds() || lost.isSet())
             return false;
@@ -424,7 +424,7 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    /** For another thread: an acquire that waits throws Cancelled, unless it has just got the lock. */
+    /** Called by another thread: a waiting acquire throws Cancelled, unless it has just succeeded. */
     public void cancel() { line.cancel(); }
 
     void stop() { line.stop(); }
@@ -441,7 +441,7 @@ public final class Lock extends Kept<Lock> {
             Line.ask(sql, guard(name));
     }
 
-    /** As a number, because every library can read a number */
+    /** Selects a number, because every library can read a number. */
     private Line.Call guard(String name) {
         return new Line.Call("SELECT 1 FROM dlock_guard(?, ?)", name, fence(name));
     }

@@ -13,7 +13,7 @@ import java.util.Set;
 import java.util.stream.Stream;
 import javax.sql.DataSource;
 
-/** The service: where the server is, or the servers are. */
+/** The service: one server, or several, over which names are spread. */
 public final class Locks {
     static final Observer SILENT = new Observer() {};
 
@@ -22,13 +22,13 @@ public final class Locks {
     private Duration patience = Duration.ofSeconds(30);
     private Observer observer = SILENT;
 
-    /** One JDBC URL, which may name several hosts; or the URLs of several servers, over which names are spread. */
+    /** One JDBC URL, which may name several hosts; or one URL for each of several servers. */
     public Locks(String... urls) throws DlockException {
         sources = Stream.of(urls).map(url -> new Source(url, null)).toList();
         keys(urls);
     }
 
-    /** Over the program's own connections.  Each new connection comes from the source, with its current password. */
+    /** Over the program's own connections.  Each new connection comes from the source. */
     public Locks(DataSource source) throws DlockException { this(Map.of("", source)); }
 
     /** The same over several servers, each with its key */
@@ -63,12 +63,12 @@ public final class Locks {
         }
     }
 
-    /** Of several names, acquire() acquires all or none; they must be on one server. */
+    /** With several names, acquire() acquires all or none.  All names must be on one server. */
     public Lock lock(String... names) { return new Lock(this, names); }
 
     public Lease lease(Duration ttl) { return new Lease(this, ttl); }
 
-    /** Events that report the holder of the lock: now, and at each change */
+    /** Tickets whose events report the holder of the lock, now and at each change */
     public Tickets watch(String name) throws DlockException {
         Tickets changes = new Tickets(this, name);
         try {
@@ -93,7 +93,7 @@ public final class Locks {
         }
     }
 
-    /** The URL of the server that has this name; if connections come from a DataSource, the server's key */
+    /** The URL of the server to which this name belongs; if connections come from a DataSource, the server's key */
     public String server(String name) {
         int best = best(name);
         return sources.get(best).url() == null ? keys.get(best) : sources.get(best).url();
@@ -123,7 +123,7 @@ public final class Locks {
         return line;
     }
 
-    /** The clock of deadlines, in nanoseconds; in Linux it runs while the machine sleeps */
+    /** The clock of deadlines, in nanoseconds; on Linux it runs while the machine sleeps */
     public static long now() { return Clock.now(); }
 
     /** A program or its pool calls this before it returns a connection to the pool. */

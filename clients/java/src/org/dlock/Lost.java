@@ -5,7 +5,7 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
 
-/** Set once, and for good, when a lock or a lease is lost. */
+/** Set when a lock or a lease is lost.  Once set, it stays set. */
 public final class Lost<T> {
     private final T holder;
     private final Runnable look;
@@ -30,7 +30,7 @@ public final class Lost<T> {
             throw new DlockException.LockLost(holder + " was lost: " + reason);
     }
 
-    /** Calls back once, with the lock or the lease, in a thread of this package; at once if it is already lost. */
+    /** Calls back once, with the lock or the lease, in a thread of this package; at once, here, if lost already. */
     public void addCallback(Consumer<? super T> callback) {
         synchronized (this) {
             if (callbacks != null) {
@@ -41,7 +41,7 @@ public final class Lost<T> {
         call(List.of(callback));
     }
 
-    /** Completes with the lock or the lease when that is lost. */
+    /** Completes at the loss, with the lock or the lease. */
     public CompletableFuture<T> future() {
         CompletableFuture<T> future = new CompletableFuture<>();
         addCallback(future::complete);

@@ -4,7 +4,7 @@ import java.time.Duration;
 
 /**
  * Observes locks, for metrics and logs.  The thread that acquires or releases makes the call, so an observer must not
- * wait.  The thread of the callbacks reports a loss.  An exception of an observer is logged, and has no other effect.
+ * wait.  A thread of this package reports a loss.  An exception of an observer is logged, and has no other effect.
  */
 public interface Observer {
     default void acquired(Lock lock, Duration waited) {}

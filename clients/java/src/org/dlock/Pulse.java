@@ -25,8 +25,8 @@ final class Pulse {
     private static final String RENEW = "SELECT array(SELECT dlock_renew(id) FROM unnest(?) AS leases (id)),"
             + " array(SELECT fence FROM unnest(?, ?) AS held (name, fence) WHERE NOT dlock_check(name, fence))";
     /**
-     * Undoes what a request of this owner may have left behind.  False if the session of the request has not noticed
-     * yet that the client is gone, and still waits.
+     * Releases the tickets that a request of this owner may have left.  False if the request's session still waits,
+     * because it has not noticed yet that the client is gone.
      */
     static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
             + " WHERE owner IS NOT DISTINCT FROM CAST(? AS text) AND (owner IS NOT NULL OR lease = ?)"
@@ -41,8 +41,8 @@ final class Pulse {
     final Set<Heart> hearts = new LinkedHashSet<>();
     private final Source source;
     private Loan loan;
-    private Connection asked;       // has not answered
-    private long since;             // since then
+    private Connection asked;       // a connection that has not answered yet
+    private long since;             // when its statement was sent
 
     private Pulse(Source source) {
         this.source = source;
@@ -54,7 +54,7 @@ final class Pulse {
         thread.start();
     }
 
-    /** At once, without waiting for the connection */
+    /** Closes the connection at once, without waiting for it. */
     static void cut(Connection connection) {
         try {
             connection.abort(work -> {
@@ -125,7 +125,7 @@ final class Pulse {
         }
     }
 
-    /** Caller holds ALL.  No other code knows these threads, so none interrupts them. */
+    /** Caller holds ALL.  No other code knows this package's threads, so none interrupts them. */
     private static void rest(long until) {
         try {
             long left = Math.min(until - Clock.now(), GLANCE);
@@ -136,7 +136,7 @@ final class Pulse {
         }
     }
 
-    /** The time after which a silent connection is given up */
+    /** The time after which the watcher drops a silent connection */
     private long shortest() {
         return hearts.stream().mapToLong(heart -> heart.interval).min().orElse(0);
     }
@@ -154,7 +154,7 @@ final class Pulse {
                     pauses = Line.pauses();
                 else
                     pause = pauses.next();
-            } catch (SQLException | RuntimeException error) {      // proves nothing: retry
+            } catch (SQLException | RuntimeException error) {      // does not prove a loss: retry
                 System.getLogger("org.dlock").log(error instanceof SQLException
                         ? System.Logger.Level.DEBUG : System.Logger.Level.ERROR, "heartbeat", error);
                 pause = pauses.next();

@@ -7,14 +7,14 @@ import java.util.Properties;
 import java.util.concurrent.TimeUnit;
 import javax.sql.DataSource;
 
-/** The source of connections: a URL, or a DataSource of the program, which is asked for each connection. */
+/** The source of connections: a URL, or a DataSource of the program, which gives each connection */
 record Source(String url, DataSource pool) {
-    /** Nanoseconds for each host of a URL to answer.  A DataSource has its own timeouts. */
+    /** The patience is the time for each host of a URL to answer.  A DataSource has its own timeouts. */
     Loan connect(String name, long patience) throws DlockException {
         return pool == null ? Loan.own(connectTo(name, patience)) : Loan.borrow(pool, name);
     }
 
-    /** Once connected, an answer may take any time. */
+    /** The timeouts are for the connect.  Afterwards, an answer may take any time. */
     private Connection connectTo(String name, long patience) throws DlockException {
         Properties defaults = new Properties();
         String seconds = String.valueOf(Math.max(1, Math.min(10, TimeUnit.NANOSECONDS.toSeconds(patience))));

@@ -10,7 +10,7 @@ import java.util.concurrent.locks.ReentrantLock;
  * and must release it.
  *
  * <p>Threads that share one object queue in the process, in their order; the first one queues on the server.  Errors are
- * UncheckedDlockException: of unlock(), and of a repeated lock(), if the lock was lost.
+ * UncheckedDlockExceptions.  If the lock was lost, a repeated lock() and the last unlock() throw one.
  */
 public final class ThreadLock implements java.util.concurrent.locks.Lock {
     private final Lock lock;
@@ -23,7 +23,7 @@ public final class ThreadLock implements java.util.concurrent.locks.Lock {
         this.lock = lock;
     }
 
-    /** The lock that a holder can guard with, or check */
+    /** The lock, for check() and guard() by the thread that holds it */
     public Lock held() { return lock; }
 
     public boolean isHeldByCurrentThread() { return mine.isHeldByCurrentThread(); }
@@ -77,7 +77,7 @@ public final class ThreadLock implements java.util.concurrent.locks.Lock {
         }
     }
 
-    /** This thread may ask the server; if that fails, the next thread may. */
+    /** Requests the lock from the server.  If that fails, the next thread may request it. */
     private void ask(Duration timeout, boolean deaf) throws DlockException {
         boolean held = false;
         try {

@@ -19,8 +19,8 @@ import org.postgresql.PGNotification;
 
 /** Places in many queues, and watched locks, over one connection; for one thread at a time. */
 public final class Tickets implements AutoCloseable {
-    private static final long ROUND = SECONDS.toNanos(60);      // how often to ask, in case a notification was lost
-    private static final long GLANCE = MILLISECONDS.toNanos(200);       // how often to check for an interrupt
+    private static final long ROUND = SECONDS.toNanos(60);      // between queries that make up for lost notifications
+    private static final long GLANCE = MILLISECONDS.toNanos(200);       // between checks for an interrupt
 
     private record Request(String name, Line.Call call) {}
 
@@ -37,7 +37,7 @@ public final class Tickets implements AutoCloseable {
     /** Tickets of the session, which end with the connection */
     public Tickets(Locks locks) { this(locks, ""); }
 
-    /** All of them on the server of the name near */
+    /** Tickets of the session, on the server to which the name near belongs */
     public Tickets(Locks locks, String near) {
         this.locks = locks;
         lease = null;
@@ -52,7 +52,7 @@ public final class Tickets implements AutoCloseable {
         line = new Line(lease.source, locks.line("").patience);
     }
 
-    /** The connection, or a new one if it broke.  Tickets of a lease stay; tickets of the session are gone. */
+    /** Returns the connection, or a new one if it broke.  Tickets of a lease stay; tickets of the session are lost. */
     private Connection session() throws DlockException {
         while (connection == null) {
             if (lease == null && !requests.isEmpty()) {
@@ -83,29 +83,29 @@ public final class Tickets implements AutoCloseable {
         return connection;
     }
 
-    /** Not for other use, because it listens. */
+    /** Closes the connection, which is not for other use, because it listens. */
     private void broken() {
         connection = null;
         line.inOrder = false;
         line.close();
     }
 
-    /** Repeats a call over another connection if that can help. */
+    /** Executes a call, again over another connection if one breaks. */
     private Object ask(Line.Call call) throws DlockException {
         while (true)
             try {
                 return Line.ask(session(), call);
             } catch (DlockException.ConnectionLost error) {
-                if (connection == null)     // out of patience
+                if (connection == null)     // there was no connection in time
                     throw error;
                 broken();
             }
     }
 
-    /** The ticket, which is the fence once it is granted */
+    /** Returns the ticket, which is the fence once it is granted. */
     public long enqueue(String name) throws DlockException { return enqueue(locks.lock(name)); }
 
-    /** With the lock's settings of shared, slots, permits, info and, for a lease, owner */
+    /** The same, with the lock's settings of shared, slots, permits, info and, for a lease, owner */
     public long enqueue(Lock lock) throws DlockException {
         here(lock.name());
         Line.Call call = lease == null ? Line.call("dlock_enqueue", lock.options(), lock.name())
@@ -138,7 +138,7 @@ public final class Tickets implements AutoCloseable {
 
     public Event next() throws DlockException { return next(Duration.ofDays(36500)); }
 
-    /** How many notifications have come by then, including those that came with an earlier reply */
+    /** Waits for notifications, takes those that came with an earlier reply, too, and returns their number. */
     private int listen(long nanos) throws DlockException {
         PGNotification[] heard;
         try {
@@ -157,7 +157,7 @@ public final class Tickets implements AutoCloseable {
                 case "released", "expired" -> forget(event.ticket(), event.event());
                 case "wanted" -> events.addAll(requests.containsKey(event.ticket()) ? List.of(event) : List.of());
                 case "held", "free" -> events.addAll(watched.contains(event.lock()) ? List.of(event) : List.of());
-                default -> { }      // of a later version
+                default -> { }      // an event of a later version
             }
         }
         return heard == null ? 0 : heard.length;
@@ -170,11 +170,11 @@ public final class Tickets implements AutoCloseable {
         } catch (DlockException.ConnectionLost error) {
             if (connection == null)     // out of patience
                 throw error;
-            broken();       // and with another one, it asks
+            broken();       // the next connection asks again
         }
     }
 
-    /** A notification is a hint.  Each grant is told once. */
+    /** Asks for the grant, because a notification is only a hint.  Each grant is reported once. */
     private void confirm(Long ticket) throws DlockException {
         if (!requests.containsKey(ticket) || granted.contains(ticket))
             return;

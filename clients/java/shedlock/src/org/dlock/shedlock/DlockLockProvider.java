@@ -11,10 +11,10 @@ import org.dlock.Locks;
 import org.dlock.UncheckedDlockException;
 
 /**
- * Locks of ShedLock's tasks.
+ * Locks for ShedLock's tasks.
  *
- * <p>lockAtMostFor is the ttl, which only extend() renews.  The last renewal has the rest of lockAtLeastFor as its ttl, so
- * that the lock is kept without the program.  Only the server's clock, and a monotonic one here, are read.
+ * <p>lockAtMostFor is the ttl, without a heartbeat; extend() renews.  unlock() renews with the rest of lockAtLeastFor
+ * as the ttl, and then the lock expires without the program.  The wall clocks of clients do not matter.
  */
 public final class DlockLockProvider implements LockProvider {
     private final Locks locks;
@@ -22,7 +22,7 @@ public final class DlockLockProvider implements LockProvider {
 
     public DlockLockProvider(Locks locks) { this(locks, "shedlock/", null); }
 
-    /** The names of the locks begin with the prefix; dlock_locks shows the info of a holder. */
+    /** Names of locks are names of tasks, after the prefix.  dlock_locks shows the info of a holder. */
     public DlockLockProvider(Locks locks, String prefix, String info) {
         this.locks = locks;
         this.prefix = prefix;

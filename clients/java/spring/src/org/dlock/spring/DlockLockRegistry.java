@@ -20,7 +20,7 @@ public final class DlockLockRegistry implements LockRegistry {
     private final Locks locks;
     private final String prefix;
     private final Duration ttl;
-    private final Map<String, Used> used = new HashMap<>();     // protected by itself
+    private final Map<String, Used> used = new HashMap<>();     // protected by its own monitor
 
     private static final class Used {
         final ThreadLock lock;
@@ -37,7 +37,7 @@ public final class DlockLockRegistry implements LockRegistry {
 
     public DlockLockRegistry(Locks locks, Duration ttl) { this(locks, "spring/", ttl); }
 
-    /** The names of the locks are the keys, after the prefix. */
+    /** Names of locks are keys, after the prefix. */
     public DlockLockRegistry(Locks locks, String prefix, Duration ttl) {
         this.locks = locks;
         this.prefix = prefix;
