@@ -33,7 +33,7 @@ final class Loan {
 
     static Loan own(Connection connection) { return new Loan(connection, false); }
 
-    static Loan borrow(DataSource pool, String name) throws DlockException {
+    static Loan borrow(DataSource pool, String name, long patience) throws DlockException {
         Loan loan;
         try {
             loan = new Loan(pool.getConnection(), true);
@@ -41,7 +41,7 @@ final class Loan {
             throw DlockException.of(error);
         }
         try {
-            loan.take(name);
+            loan.take(name, Math.min(Line.GRACE, patience));
             return loan;
         } catch (SQLException error) {
             loan.destroy();
@@ -52,7 +52,7 @@ final class Loan {
         }
     }
 
-    private void take(String purpose) throws SQLException {
+    private void take(String purpose, long patience) throws SQLException {
         networkTimeout = connection.getNetworkTimeout();
         autoCommit = connection.getAutoCommit();
         readOnly = connection.isReadOnly();
@@ -62,7 +62,7 @@ final class Loan {
         }
         if (readOnly)
             connection.setReadOnly(false);
-        Object[] row = (Object[]) Line.ask(connection, new Line.Call(TAKE, purpose), Clock.now() + Line.GRACE);
+        Object[] row = (Object[]) Line.ask(connection, new Line.Call(TAKE, purpose), Clock.now() + patience);
         name = (String) row[1];
     }
 

@@ -9,9 +9,9 @@ import javax.sql.DataSource;
 
 /** The source of connections: a URL, or a DataSource of the program, which gives each connection */
 record Source(String url, DataSource pool) {
-    /** The patience is the time for each host of a URL to answer.  A DataSource has its own timeouts. */
+    /** The patience is the time for an answer: of each host of a URL, or over the one that a DataSource gives. */
     Loan connect(String name, long patience) throws DlockException {
-        return pool == null ? Loan.own(connectTo(name, patience)) : Loan.borrow(pool, name);
+        return pool == null ? Loan.own(connectTo(name, patience)) : Loan.borrow(pool, name, patience);
     }
 
     /** The timeouts are for the connect.  Afterwards, an answer may take any time. */
