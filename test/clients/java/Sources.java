@@ -37,7 +37,7 @@ final class Sources extends Stack {
 
     /** For the scenarios, of which some stop the server */
     public static DataSource of(String url) {
-        HikariConfig config = config(url + "&connectTimeout=1", 20);
+        HikariConfig config = config(url + "&connectTimeout=1&cancelSignalTimeout=1", 20);
         config.setConnectionTimeout(1000);
         config.setValidationTimeout(500);
         config.setInitializationFailTimeout(-1);
