@@ -152,10 +152,6 @@ row :shared do
         lock(two, 'shared', shared: true).synchronize { expect(left('shared'), 2) }
         raises(Dlock::LockTimeout) { lock(two, 'shared', timeout: 0).acquire }
       end
-      lock(one, 'shared').synchronize do |held|
-        held.downgrade
-        lock(two, 'shared', shared: true, timeout: 0).synchronize { expect(left('shared'), 2) }
-      end
     end
   end
 end

@@ -794,18 +794,18 @@ row :election_restart do
 end
 
 row :election_outage do
-  leader = nil
   fences = []
+  failed = Dlock::Box.new
+  hasty = Dlock::Locks.new(MAIN, patience: 0, observer: ->(seen) { failed.put(true) if seen.what == 'failed' })
   running = start do
-    Dlock::Locks.new(MAIN, patience: 0).election('leader', ttl: SHORT).run do |lock|
-      leader = lock
+    hasty.election('leader', ttl: SHORT).run do |lock|
       fences << lock.fence
       told(lock) if fences.size == 1
     end
   end
   wait_until { fences.any? }
   order('freeze')
-  wait_until { !leader.held? }
+  expect(failed.see(Dlock.now + TIMEOUT)) # after the work, to acquire the lock again
   order('thaw')
   ended(running)
   expect([fences.size, fences[0] < fences[-1]], [2, true])
@@ -1320,9 +1320,11 @@ row :acquire_owed do
       order('freeze')
       waiting.raise(Boom)
       cancelled(waiting)
+      expect(lease.heart.owed.any?)
       order('thaw')
     end
     ADMIN.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+    wait_until { lease.heart.owed.empty? }
     expect(lease.lost?, false)
     lease.lock('owed', timeout: 0).synchronize { nil }
   end
