@@ -135,7 +135,7 @@ func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, time.Duration, error)) error {
 	h, next := k.beats(), *o
 	mu.Lock()
-	life, interval := h.life, h.interval
+	life, interval, deadline := h.life, h.interval, h.deadline
 	mu.Unlock()
 	var sends []named
 	if ttl != 0 {
@@ -154,7 +154,7 @@ func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, tim
 	answer, sent, err := send(sends)
 	if isA(err, BadArgument, NotAllowed) {
 		mu.Lock()
-		h.change(life, interval, h.deadline)
+		h.change(life, interval, longer(h.deadline, deadline))
 		mu.Unlock()
 	}
 	if err != nil {
