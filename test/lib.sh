@@ -469,7 +469,7 @@ start_npm()
 	as_user mkdir "$to"
 	as_user cp "$top/test/clients/$2"/package*.json "$to"
 	quiet as_user env "HOME=$to" \
-		timeout -k 5 120 npm install --prefix "$to" \
+		timeout -k 5 300 npm install --prefix "$to" \
 		--ignore-scripts --no-audit --no-fund --no-save \
 		--fetch-timeout=15000 --fetch-retries=1 &
 	npm_jobs+=("$! $1 $to")

@@ -371,7 +371,7 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the leases.")));
-	/* the numbers of held tickets may reveal a grant (I15) */
+	/* the counts of held tickets may reveal a grant (I15) */
 	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
 		show_lease(rsinfo, row);
@@ -380,8 +380,8 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 
 /*
  * Returns the processes that block a process in the lock manager or in dlock.
- * In dlock, these are conflicting holders and all earlier waiters.  If the
- * worker cannot remove the row of an ended ticket, the ticket is the worker's.
+ * In dlock, these are conflicting holders and all earlier waiters; and for an
+ * ended ticket whose row the worker cannot remove, the worker.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum
@@ -430,8 +430,8 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	pids = palloc(Max(place + more, 1) * sizeof(Datum));
 	for (int i = 0; i < place; i++)
 	{
-		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
-			wait.mode != DLOCK_SHARED)
+		if (!members[i].granted || members[i].closed ||
+			members[i].mode != DLOCK_SHARED || wait.mode != DLOCK_SHARED)
 			pids[count++] = Int32GetDatum(members[i].leaves ? worker :
 										  members[i].pid);
 	}

@@ -109,6 +109,7 @@ extern void command_pass_on(int signo);
 extern int64 command_next_step(void);
 extern int	command_stopped_by(void);
 extern void command_look(void);
+extern int	command_exec_error(void);
 extern int	command_exit_code(void);
 extern bool signal_tree(int signo, pid_t except);
 extern const sigset_t *command_waiting_mask(void);

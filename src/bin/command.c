@@ -39,6 +39,8 @@ static volatile sig_atomic_t terminated;	/* SIGTERM was sent */
 static volatile sig_atomic_t killed;	/* SIGKILL was sent */
 
 static bool tree_terminated;	/* SIGTERM was sent to other groups, too */
+static int	report;				/* the new process writes exec's errno to it */
+static int	exec_error;
 static int	exit_status;
 static int	stop_signal;
 static bool reaped;				/* signal_descendants() has reaped a child */
@@ -160,7 +162,7 @@ command_waiting_mask(void)
 
 /* In the command's process, restore the caller's settings, and execute. */
 static void
-become_command(char **argv, pid_t keeper, int report)
+become_command(char **argv, pid_t keeper, int result)
 {
 	int			problem;
 
@@ -179,7 +181,7 @@ become_command(char **argv, pid_t keeper, int report)
 	sigprocmask(SIG_SETMASK, &inherited_mask, NULL);
 	execvp(argv[0], argv);
 	problem = errno;
-	if (write(report, &problem, sizeof(problem)) < 0)
+	if (write(result, &problem, sizeof(problem)) < 0)
 		problem = EIO;
 	_exit(EXIT_NOT_RUN);
 }
@@ -201,42 +203,43 @@ arm_timers(void)
 	set_timer(last_timer, last_deadline);
 }
 
-/* Start the command.  Returns its process group or, with errno set, 0. */
+/*
+ * Start the command.  Returns its process group or, with errno set, 0.  Does
+ * not wait until the command is executed: Ctrl-Z can stop it before.
+ */
 pid_t
 command_start(char **argv)
 {
-	int			report[2];
-	int			problem = 0;
+	int			ends[2];
+	int			problem;
 	pid_t		keeper = getpid();
 	pid_t		pid;
+	sigset_t	all;
+	sigset_t	before;
 
-	if (pipe2(report, O_CLOEXEC) < 0)
+	if (pipe2(ends, O_CLOEXEC) < 0)
 		return 0;
-	block_alarm(SIG_BLOCK);
+	/* the new process must not lose a signal that the keeper ignores */
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, &before);
 	killed = terminated = tree_terminated = false;
 	stop_signal = 0;
 	if ((pid = fork()) == 0)
-		become_command(argv, keeper, report[1]);
+		become_command(argv, keeper, ends[1]);
+	problem = errno;
+	close(ends[1]);
 	if (pid > 0)
 	{
 		setpgid(pid, pid);
 		group = pid;
+		report = ends[0];
 		arm_timers();
 	}
 	else
-		problem = errno;
-	close(report[1]);
-	block_alarm(SIG_UNBLOCK);
-	if (pid > 0 && read(report[0], &problem, sizeof(problem)) > 0)
-	{
-		block_alarm(SIG_BLOCK);
-		waitpid(pid, NULL, 0);
-		forget_command();
-		block_alarm(SIG_UNBLOCK);
-	}
-	close(report[0]);
+		close(ends[0]);
+	sigprocmask(SIG_SETMASK, &before, NULL);
 	errno = problem;
-	return problem ? 0 : pid;
+	return pid > 0 ? pid : 0;
 }
 
 bool
@@ -310,6 +313,13 @@ command_stopped_by(void)
 
 	stop_signal = 0;
 	return signo;
+}
+
+/* Returns errno if the command, which has ended, was not executed; else 0. */
+int
+command_exec_error(void)
+{
+	return exec_error;
 }
 
 /* Returns the command's exit code; if signal n has ended it, 128 + n. */
@@ -422,5 +432,8 @@ command_look(void)
 		waitpid(group, &exit_status, 0);
 		forget_command();
 		block_alarm(SIG_UNBLOCK);
+		if (read(report, &exec_error, sizeof(exec_error)) <= 0)
+			exec_error = 0;
+		close(report);
 	}
 }

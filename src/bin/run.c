@@ -586,16 +586,18 @@ run_command(void)
 	set_environment();
 	if (!command_has_time())
 		return -1;
-	if ((group = command_start(opt.command)) == 0)
+	if ((group = command_start(opt.command)) != 0)
 	{
-		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
-		say(PG_LOG_ERROR, "could not run \"%s\": %m", opt.command[0]);
-		return not_run;
+		tell_front('g', group);
+		if (!keep_until(FOREVER))
+			return -1;
+		errno = command_exec_error();
 	}
-	tell_front('g', group);
-	if (!keep_until(FOREVER))
-		return -1;
-	return command_exit_code();
+	if (errno == 0)
+		return command_exit_code();
+	not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
+	say(PG_LOG_ERROR, "could not run \"%s\": %m", opt.command[0]);
+	return not_run;
 }
 
 /* Run the command once, or as --every says.  Returns as run_command() does. */

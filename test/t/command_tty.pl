@@ -12,6 +12,7 @@
 use strict;
 use warnings FATAL => 'all';
 
+use Config;
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
@@ -120,6 +121,33 @@ type("fg; echo code \$?\n");
 shows(qr/dlock run/);
 type("\cD");
 shows(qr/code 0/, 'the command succeeds');
+
+# Ctrl-Z in the moment before the command is executed
+SKIP:
+{
+	open(my $file, '>', "$dir/stop.c") or die "cannot write: $!";
+	print $file <<~'END';
+		#define _GNU_SOURCE
+		#include <dlfcn.h>
+		#include <signal.h>
+		int execvp(const char *file, char *const argv[])
+		{
+			int (*execute)(const char *, char *const []) = dlsym(RTLD_NEXT, "execvp");
+
+			raise(SIGTSTP);
+			return execute(file, argv);
+		}
+		END
+	close($file);
+	skip 'a compiler is needed', 3
+	  if system(($ENV{CC} || $Config{cc})
+		. " -shared -fPIC -o $dir/stop.so $dir/stop.c -ldl >$dir/stop.log 2>&1") != 0;
+	type("LD_PRELOAD=$dir/stop.so dlock run --ttl=1s a echo af''ter; echo code \$?\n");
+	shows(qr/Stopped.*dlock run/, 'Ctrl-Z stops the job before the command begins');
+	is($client->wait_for($renewed), 1, 'its lock is kept');
+	type("fg; echo code \$?\n");
+	shows(qr/after\s+code 0/, 'fg lets the command begin');
+}
 
 type("dlock run a sleep 1000\n");
 $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');

@@ -526,7 +526,8 @@ sub race
 	$killer->answer;
 
 	poll("$s to answer", sub { $sessions{$s}->answered });
-	$answer = $sessions{$s}{out};
+	# without the error that the timeout of quiet() can raise
+	$answer = $sessions{$s}{out} =~ s/\A.*^quiet\n//msr;
 	if ($answer =~ /ERROR:  57014/)
 	{
 		# A cancel that arrives after the last check for interrupts finds all
