@@ -1320,7 +1320,7 @@ row :acquire_owed do
       order('freeze')
       waiting.raise(Boom)
       cancelled(waiting)
-      expect(lease.heart.owed.any?)
+      wait_until { lease.heart.owed.any? }
       order('thaw')
     end
     ADMIN.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
