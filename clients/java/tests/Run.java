@@ -902,22 +902,21 @@ public final class Run {
     }
 
     @Row(36) static void election_outage() throws Exception {
-        Election election = new Election(service(MAIN).patience(Duration.ZERO).lock("leader").ttl(SHORT));
+        CountDownLatch failed = new CountDownLatch(1);
+        Locks hasty = service(MAIN).patience(Duration.ZERO).observer(new Observer() {
+            @Override
+            public void refused(Lock lock, Duration waited, DlockException reason) { failed.countDown(); }
+        });
         List<Long> led = Collections.synchronizedList(new ArrayList<>());
-        CountDownLatch returned = new CountDownLatch(1);
-        Task<Integer> running = new Task<>(() -> election.run(lock -> {
+        Task<Integer> running = new Task<>(() -> new Election(hasty.lock("leader").ttl(SHORT)).run(lock -> {
             led.add(lock.fence());
-            try {
-                if (led.size() == 1)
-                    told(lock.lost());      // or interrupted
-                return led.size();
-            } finally {
-                returned.countDown();
-            }
+            if (led.size() == 1)
+                told(lock.lost());      // or interrupted
+            return led.size();
         }));
         waitUntil(() -> led.size() == 1, "the first lead");
         order("freeze");
-        check(returned.await(TIMEOUT, TimeUnit.SECONDS));
+        check(failed.await(TIMEOUT, TimeUnit.SECONDS));     // it has left, and campaigns again
         order("thaw");
         same(running.result(), 2);
         check(led.get(0) < led.get(1));
@@ -1443,18 +1442,26 @@ public final class Run {
 
     @Row(63) static void acquire_owed() throws Exception {
         try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
-            Lock lock = lease.lock("owed");
+            Lock lock = lease.lock("owed").owner("job/1");
             try (Holder holder = admin.holds("owed")) {
                 Task<Lock> waiting = new Task<>(lock::acquire);
                 admin.untilWaits("owed");
                 order("freeze");
                 lock.cancel();
                 raises(DlockException.Cancelled.class, "57014", waiting::result);
+                refused(lock::acquire);     // it is still to be taken back
                 order("thaw");
             }
             admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
             check(!lease.lost().isSet());
-            lease.lock("owed").timeout(NOW).acquire().release();
+            waitUntil(() -> {
+                try {
+                    lock.timeout(NOW).acquire().release();
+                    return true;
+                } catch (DlockException.WrongState owed) {
+                    return false;
+                }
+            }, "the end of the request");
         }
     }
 

@@ -314,6 +314,7 @@ final class Line {
         this.deaf = deaf;
         acquiring = true;
         cancelled = false;
+        doubt = false;
         attempt++;
     }
 
