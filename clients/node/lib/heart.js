@@ -74,7 +74,7 @@ export class Kept {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
-    const { life, interval: every } = heart;
+    const { life, interval: every, deadline } = heart;
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
@@ -82,7 +82,7 @@ export class Kept {
     try {
       [kept, sent] = await this.send(call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) }));
     } catch (error) {
-      if (error instanceof BadArgument || error instanceof NotAllowed) heart.changed(0, life, every);
+      if (error instanceof BadArgument || error instanceof NotAllowed) heart.changed(deadline - life, life, every);
       throw error;
     }
     if (kept === null) {

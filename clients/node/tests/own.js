@@ -359,6 +359,17 @@ tests['renew: the shorter ttl counts until the answer'] = async () => {
   }), LockLost);
 };
 
+tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
+  locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    const { deadline } = lease;
+    const { life } = lease.heart;
+    lease.send = async () => { throw new BadArgument('refused', '22023'); };
+    await assert.rejects(lease.renew(1_800_000), BadArgument);
+    delete lease.send;
+    assert(Math.abs(lease.deadline - deadline) < 1);
+    assert.equal(lease.heart.life, life);
+  });
+
 tests['downgrade, setInfo and isHeld'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
   for (const lock of [lease.lock('a'), new Lock(client, 'a')]) {
     assert.equal(await lock.isHeld(), false);
