@@ -58,10 +58,11 @@ class Kept(Caller):
 
     def _turn(self, before: str, after: str) -> None:
         self._look()
+        pid, thread = os.getpid(), threading.get_ident()
         with self._mutex:
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
-            self._state, self._pid = after, os.getpid()
+            self._pid, self._thread, self._state = pid, thread, after
 
     def check(self) -> None:
         """Raises LockLost after a loss, and WrongState if it is not held.
@@ -252,25 +253,31 @@ class BaseLease(Kept, Generic[LockT]):
             # if the answer is lost, the lease has no locks, and expires
             id: int = await self._line.ask(
                 call('dlock_lease_open', delta(self.ttl), **self._options))
+            if self._line.pooled:
+                await self._line.close()
             self.id, self.lost = id, self._new_lost()
             self._heart = self._new_heart(
                 self._line, id, self.ttl, self._interval)
+            self._state = 'held'
         except BaseException:
-            self._state = NONE
-            await self._line.close()
-            raise
-        finally:
-            if self._line.pooled:
+            try:
+                if self._heart:
+                    self._heart.remove(self.lost, True)
+            finally:
+                self._state = NONE
                 await self._line.close()
-        self._state = 'held'
+            raise
         return id
 
     @both
     async def close(self) -> None:
         """Closes the lease, which ends all of its locks.  Does nothing if it
-        is closed already.  If an open is in progress, waits for its end."""
+        is closed already.  If an open is in progress, waits for its end; but
+        in a signal handler that interrupts the open, raises WrongState."""
         waiting = pauses()
-        while self._state == 'asked for' and self._pid == os.getpid():
+        while (self._state == 'asked for' and self._pid == os.getpid()
+                and (isinstance(self, Asyncio)
+                     or self._thread != threading.get_ident())):
             await settle(self.sleep(next(waiting)))
         if self._state != NONE:
             self._turn('held', 'being released')

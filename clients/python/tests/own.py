@@ -434,6 +434,35 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
                     await asyncio.sleep(0.01)
             await pool.made[0].close()
 
+    async def test_return_cancelled(self):
+        """a pool: a cancel while open() returns the connection"""
+        class Slow:
+            returns = asyncio.Event()
+
+            async def getconn(self, timeout=None):
+                return await psycopg.AsyncConnection.connect('')
+
+            async def putconn(self, conn):
+                await conn.close()
+                if not self.returns.is_set():
+                    self.returns.set()
+                    await asyncio.get_running_loop().create_future()
+
+        pool = Slow()
+        lease = dlock.AsyncLocks(pool).lease(3600)
+        task = asyncio.ensure_future(lease.open())
+        async with asyncio.timeout(TIMEOUT):
+            await pool.returns.wait()
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            await lease.close()
+            self.assertIsNone(lease._heart)
+            async with lease:
+                lease.check()
+        with psycopg.connect('', autocommit=True) as db:
+            db.execute('SELECT dlock_lease_close(lease) FROM dlock_leases')
+
 
 #
 # The program's transactions
@@ -685,6 +714,17 @@ class Rest(StackTest, unittest.TestCase):
                 lease.renew(1800)
             self.assertAlmostEqual(lease.deadline, before)
             self.assertEqual(lease._heart.life, 0.99 * 3600)
+
+    def test_close_in_open(self):
+        """close in the thread whose open it interrupts"""
+        def connect():
+            with self.assertRaises(dlock.WrongState):
+                lease.close()
+            return ''
+
+        lease = dlock.Locks(connect, **PATIENT).lease(3600)
+        with lease:
+            lease.check()
 
     def test_heart(self):
         """renew: without an answer, the shorter ttl counts"""
