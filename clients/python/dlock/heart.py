@@ -24,6 +24,7 @@ from .sources import Dsn, Source
 log = logging.getLogger('dlock')
 
 LIFE = 0.99     # of a ttl; the rest is a margin
+LEAST = 0.1     # the server's least ttl
 # Check the clock at least each second, because the clock by which threads wait
 # may stop while the machine sleeps.
 GLANCE = 1.0
@@ -225,7 +226,7 @@ class Heart:
         with _changed:
             self.life, self.interval = life, interval
             self.deadline = max(self.deadline, sent + life)
-            self.due = now() + interval
+            self.due = min(self.due, now() + interval)
             _changed.notify_all()
 
     def look(self) -> None:

@@ -18,7 +18,7 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LIFE, TAKE_BACK, TAKE_BACK_OF_LEASE, AsyncLost, Heart, Lost, rhythm)
+    LEAST, LIFE, TAKE_BACK, TAKE_BACK_OF_LEASE, AsyncLost, Heart, Lost, rhythm)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
 from .servers import Servers
@@ -99,6 +99,8 @@ class Kept(Caller):
         heart = self._heart
         if heart is None or self.ttl is None:
             raise WrongState(f'{self} has no lease of its own', '55000')
+        if ttl is not None and ttl < LEAST:
+            raise BadArgument('the ttl has to be at least 100 ms', '22023')
         life, interval = heart.life, heart.interval
         sent = heart.deadline - life
         if ttl is not None:

@@ -708,12 +708,18 @@ class Rest(StackTest, unittest.TestCase):
         """renew: a refused ttl, even if it is shorter, changes nothing"""
         root = dlock.Locks(f'user={os.environ["ADMIN"]}', **PATIENT)
         with root.lease(3600) as lease:
-            before = lease.deadline
+            before, due = lease.deadline, lease._heart.due
             lease._line.connection.execute("SET dlock.max_ttl = '1 min'")
             with self.assertRaises(dlock.BadArgument):
                 lease.renew(1800)
             self.assertAlmostEqual(lease.deadline, before)
             self.assertEqual(lease._heart.life, 0.99 * 3600)
+            self.assertLessEqual(lease._heart.due, due)
+            # too short for any server
+            sent = lease._line.sent
+            with self.assertRaises(dlock.BadArgument):
+                lease.renew(0.09)
+            self.assertEqual(lease._line.sent, sent)
 
     def test_close_in_open(self):
         """close in the thread whose open it interrupts"""
