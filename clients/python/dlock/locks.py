@@ -83,8 +83,9 @@ class Kept(Caller):
             self._state = NONE
             self.lost.set('the parent process has it')
 
-    async def _ask(self, statement: Statement) -> Any:
-        """Executes a call for a held lock, or for an open lease."""
+    async def _ask(self, statement: Statement) -> tuple[Any, float]:
+        """Executes a call for a held lock, or for an open lease.  Returns the
+        answer, and the time before the call was sent."""
         raise NotImplementedError
 
     def _id(self) -> int | None:
@@ -102,14 +103,14 @@ class Kept(Caller):
         if ttl is not None and ttl < LEAST:
             raise BadArgument('the ttl has to be at least 100 ms', '22023')
         life, interval = heart.life, heart.interval
-        sent = heart.deadline - life
+        before = heart.deadline - life
         if ttl is not None:
             heart.change(ttl, rhythm(ttl, ttl * self._interval / self.ttl))
         try:
-            kept = await self._ask(call('dlock_renew', self._id(),
-                                        ttl=delta(ttl)))
+            kept, sent = await self._ask(call('dlock_renew', self._id(),
+                                              ttl=delta(ttl)))
         except (BadArgument, NotAllowed):
-            heart.changed(sent, life, interval)
+            heart.changed(before, life, interval)
             raise
         if kept is None:
             self.lost.set('the server has ended its lease')
@@ -118,7 +119,7 @@ class Kept(Caller):
             self._interval *= ttl / self.ttl
             self.ttl = ttl
             life, interval = ttl * LIFE, self._interval
-        heart.changed(self._line.sent, life, interval)
+        heart.changed(sent, life, interval)
 
     @both
     async def set_info(self, info: str | None) -> None:
@@ -128,7 +129,7 @@ class Kept(Caller):
 
     async def _held(self, statement: Statement) -> None:
         """Executes a call that returns false if the lock is lost."""
-        if not await self._ask(statement):
+        if not (await self._ask(statement))[0]:
             self.lost.set('the server has ended it')
             self.lost.check()
 
@@ -183,11 +184,12 @@ class BaseLease(Kept, Generic[LockT]):
             self, name, timeout=timeout, shared=shared, slots=slots,
             permits=permits, info=info, owner=owner)
 
-    async def _ask(self, statement: Statement) -> Any:
+    async def _ask(self, statement: Statement) -> tuple[Any, float]:
         if not await settle(self.hold(self._free, GRACE)):
             raise ConnectionLost('another call waits for an answer')
         try:
-            return await self._line.ask(statement, self.deadline)
+            answer = await self._line.ask(statement, self.deadline)
+            return answer, self._line.sent
         finally:
             await self._let_go()
 
@@ -373,13 +375,14 @@ class BaseLock(Kept):
         heart.add(self.lost, self.name, fence)
         self._observe_hold(now())
 
-    async def _ask(self, statement: Statement) -> Any:
+    async def _ask(self, statement: Statement) -> tuple[Any, float]:
         if self._executor:
-            return await self._executor.ask(statement)
+            return await self._executor.ask(statement), 0.0
         if self._lease:
             return await self._lease._ask(statement)
         try:
-            return await self._line.ask(statement, self.deadline)
+            answer = await self._line.ask(statement, self.deadline)
+            return answer, self._line.sent
         finally:
             if self.scope == 'lease':
                 await self._line.close()
@@ -393,8 +396,9 @@ class BaseLock(Kept):
         lease = None
         if self.scope == 'lease':
             lease = self._lease.id if self._lease else self.fence
-        return bool(await self._ask(
-            call('dlock_is_held', self.name, lease=lease)))
+        answer, _ = await self._ask(
+            call('dlock_is_held', self.name, lease=lease))
+        return bool(answer)
 
     @both
     async def downgrade(self) -> None:
@@ -407,6 +411,7 @@ class BaseLock(Kept):
         """Returns the fence.  A cancelled task withdraws its request."""
         self._turn(NONE, 'asked for')
         self.lost, self._heart, self.fence = self._new_lost(), None, None
+        self._doubt = False     # of the attempt over the lease's connection
         began = now()
         try:
             fence = await self._take()
@@ -502,6 +507,7 @@ class BaseLock(Kept):
                 raise
             return None
         finally:
+            self._doubt = lease._line.doubt
             await lease._let_go()
 
     async def _keep(self, fence: int, ttl: float, until: float) -> None:
@@ -535,7 +541,7 @@ class BaseLock(Kept):
         unsure = self.scope == 'lease' and (
             self.fence or not isinstance(error, Error)
             or isinstance(error, QuorumLate)
-            or line.doubt or lease and lease._line.doubt)
+            or line.doubt or self._doubt)
         request = self._request()
         try:
             await line.close()

@@ -721,6 +721,29 @@ class Rest(StackTest, unittest.TestCase):
                 lease.renew(0.09)
             self.assertEqual(lease._line.sent, sent)
 
+    def test_next_call(self):
+        """over a lease's connection: the next call of another thread"""
+        with self.locks.lease(3600) as lease:
+            line, let_go, ask = lease._line, lease._let_go, lease._line.ask
+
+            async def next_call():
+                await let_go()
+                line.sent, line.doubt = now() + 60, False
+
+            async def no_answer(*values, **named):
+                await ask(*values, **named)
+                line.doubt = True
+                raise dlock.ConnectionLost('by the test')
+
+            lease._let_go = next_call
+            lease.renew()
+            self.assertLessEqual(lease.deadline, now() + 0.99 * 3600)
+            line.ask = no_answer
+            with self.assertRaises(dlock.ConnectionLost):
+                lease.lock('a').acquire()
+            line.ask = ask
+            self.assertTrue(is_free('a'))
+
     def test_close_in_open(self):
         """close in the thread whose open it interrupts"""
         def connect():
