@@ -365,6 +365,8 @@ tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
     const { life } = lease.heart;
     lease.send = async () => { throw new BadArgument('refused', '22023'); };
     await assert.rejects(lease.renew(1_800_000), BadArgument);
+    lease.send = () => assert.fail('the client refuses it');
+    await assert.rejects(lease.renew(99), BadArgument);
     delete lease.send;
     assert(Math.abs(lease.deadline - deadline) < 1);
     assert.equal(lease.heart.life, life);
