@@ -369,7 +369,8 @@ export class Lock extends Kept {
   #observe(what, since, error) {
     const { observer, name, scope } = this;
     try {
-      observer?.({ what, name, scope, ms: now() - since, error });
+      const told = observer?.({ what, name, scope, ms: now() - since, error });
+      Promise.resolve(told).catch((failure) => process.emitWarning(failure));
     } catch (failure) {
       process.emitWarning(failure);
     }

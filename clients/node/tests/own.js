@@ -341,6 +341,16 @@ tests['open: a failure ends a close, and a cancel after the answer closes the le
   assert.equal(await admin('SELECT count(*)::integer FROM dlock_leases'), 0);
 };
 
+tests['an observer that rejects: a warning'] = async () => {
+  let warnings = 0;
+  const warn = (warning) => { warnings += warning instanceof RangeError; };
+  process.on('warning', warn);
+  const observed = new Locks({}, { patience, observer: async () => { throw new RangeError('an expected warning'); } });
+  await observed.lock('a').run(() => {});
+  await until(() => warnings === 2, 'the warnings');
+  process.off('warning', warn);
+};
+
 tests['renew: the shorter ttl counts until the answer'] = async () => {
   for (const kept of [locks.lock('a', { ttl: 60_000 }), locks.lease({ ttl: 60_000 })]) {
     await kept.run(async () => {
