@@ -341,6 +341,34 @@ tests['open: a failure ends a close, and a cancel after the answer closes the le
   assert.equal(await admin('SELECT count(*)::integer FROM dlock_leases'), 0);
 };
 
+tests['a lock of a lease: a later request does not hide a doubt'] = async () => {
+  let lease;
+  const refuse = () => { throw new LockTimeout('too late', '55P03'); };
+  // over the lease's connection: a lost answer, and the repetition; then over the lock's own
+  const answers = [() => { throw new ConnectionLost('no answer'); }, refuse, async () => {
+    await lease.lock('b').acquire();
+    refuse();
+  }];
+  const losing = new Locks(async () => {
+    const connection = new pg.Client();
+    await connection.connect();
+    const query = connection.query.bind(connection);
+    connection.query = async (statement) => {
+      const result = await query(statement);
+      if (statement.text?.includes('dlock_lease_acquire')) await answers.shift()?.();
+      return result;
+    };
+    return connection;
+  }, { patience });
+  lease = losing.lease(KEPT);
+  await lease.run(async () => {
+    await assert.rejects(lease.lock('a').acquire(), LockTimeout);
+    assert.equal(answers.length, 0);
+    await until(() => isFree('a'));
+    assert(!await isFree('b'));
+  });
+};
+
 tests['an observer that rejects: a warning'] = async () => {
   let warnings = 0;
   const warn = (warning) => { warnings += warning instanceof RangeError; };
