@@ -249,10 +249,6 @@ export class Lease extends Kept {
     }
   }
 
-  get doubt() {
-    return this.#line.doubt;
-  }
-
   lock(name, options) {
     return new Lock(this, name, options);
   }
@@ -295,6 +291,7 @@ export class Lock extends Kept {
   #calls; // in transaction scope: executes SQL in the program's transaction
   #back; // for a lock of acquireAll: the statement that undoes the request
   #since;
+  #doubt; // for a lock of a Lease: may the Lease's connection have left a request?
   #ended = () => this.lose('its connection is gone');
 
   constructor(source, name, { scope, ttl, timeout, shared, slots, permits, info, owner, ...options } = {}) {
@@ -369,7 +366,8 @@ export class Lock extends Kept {
   #observe(what, since, error) {
     const { observer, name, scope } = this;
     try {
-      observer?.({ what, name, scope, ms: now() - since, error });
+      const told = observer?.({ what, name, scope, ms: now() - since, error });
+      Promise.resolve(told).catch((failure) => process.emitWarning(failure));
     } catch (failure) {
       process.emitWarning(failure);
     }
@@ -391,6 +389,7 @@ export class Lock extends Kept {
     const began = now();
     this.#until = began + (this.timeout ?? Infinity);
     this.#back = undefined;
+    this.#doubt = false;
     if (this.timeout !== 0) this.#line.opened = () => this.#line.checkClient();
     try {
       await (this.scope === 'lease' ? this.#acquireForLease(signal) : this.#acquireHere(signal));
@@ -436,7 +435,8 @@ export class Lock extends Kept {
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
     // over the lease's connection, if the lock need not wait
     const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
-    this.fence = await source.hold((line) => line.ask(attempt, { signal })).catch((error) => {
+    const request = (line) => line.ask(attempt, { signal }).finally(() => { this.#doubt = line.doubt; });
+    this.fence = await source.hold(request).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
     });
     this.fence ??= await this.#request('dlock_lease_acquire', signal, source.id);
@@ -480,7 +480,7 @@ export class Lock extends Kept {
       return;
     }
     await line.close();
-    if (error instanceof DlockError && this.fence === undefined && !line.doubt && !lease?.doubt
+    if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
     const statement = [TAKE_BACK, [this.name, this.options.owner]];
     line.opened = undefined;

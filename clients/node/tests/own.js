@@ -341,6 +341,44 @@ tests['open: a failure ends a close, and a cancel after the answer closes the le
   assert.equal(await admin('SELECT count(*)::integer FROM dlock_leases'), 0);
 };
 
+tests['a lock of a lease: a later request does not hide a doubt'] = async () => {
+  let lease;
+  const refuse = () => { throw new LockTimeout('too late', '55P03'); };
+  // over the lease's connection: a lost answer, and the repetition; then over the lock's own
+  const answers = [() => { throw new ConnectionLost('no answer'); }, refuse, async () => {
+    await lease.lock('b').acquire();
+    refuse();
+  }];
+  const losing = new Locks(async () => {
+    const connection = new pg.Client();
+    await connection.connect();
+    const query = connection.query.bind(connection);
+    connection.query = async (statement) => {
+      const result = await query(statement);
+      if (statement.text?.includes('dlock_lease_acquire')) await answers.shift()?.();
+      return result;
+    };
+    return connection;
+  }, { patience });
+  lease = losing.lease(KEPT);
+  await lease.run(async () => {
+    await assert.rejects(lease.lock('a').acquire(), LockTimeout);
+    assert.equal(answers.length, 0);
+    await until(() => isFree('a'));
+    assert(!await isFree('b'));
+  });
+};
+
+tests['an observer that rejects: a warning'] = async () => {
+  let warnings = 0;
+  const warn = (warning) => { warnings += warning instanceof RangeError; };
+  process.on('warning', warn);
+  const observed = new Locks({}, { patience, observer: async () => { throw new RangeError('an expected warning'); } });
+  await observed.lock('a').run(() => {});
+  await until(() => warnings === 2, 'the warnings');
+  process.off('warning', warn);
+};
+
 tests['renew: the shorter ttl counts until the answer'] = async () => {
   for (const kept of [locks.lock('a', { ttl: 60_000 }), locks.lease({ ttl: 60_000 })]) {
     await kept.run(async () => {
@@ -365,6 +403,8 @@ tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
     const { life } = lease.heart;
     lease.send = async () => { throw new BadArgument('refused', '22023'); };
     await assert.rejects(lease.renew(1_800_000), BadArgument);
+    lease.send = () => assert.fail('the client refuses it');
+    await assert.rejects(lease.renew(99), BadArgument);
     delete lease.send;
     assert(Math.abs(lease.deadline - deadline) < 1);
     assert.equal(lease.heart.life, life);
