@@ -1505,7 +1505,16 @@ var rows = []row{
 	}},
 
 	{"acquire_owed", func() {
-		lease := hasty(100 * time.Millisecond).NewLease(kept...)
+		// neither a cancel nor a check ends the request
+		var away atomic.Bool
+		locks := wired(func(sent bool, _ []byte) error {
+			if sent && away.Load() {
+				return errBoom
+			}
+			return nil
+		})
+		locks.Patience = 100 * time.Millisecond
+		lease := locks.NewLease(kept...)
 		must(lease.Do(ctx, func(context.Context) error {
 			admin.holds("owed", func(int64) {
 				ctx, cancel := context.WithCancel(ctx)
@@ -1520,10 +1529,12 @@ var rows = []row{
 					})}
 				admin.until("SELECT count(*) = 2 FROM dlock_locks WHERE name = 'owed' AND NOT granted")
 				order("freeze")
+				away.Store(true)
 				cancel()
 				for _, result := range waiting {
 					raises(dlock.Cancelled, "57014", <-result)
 				}
+				away.Store(false)
 				order("thaw")
 			})
 			admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
