@@ -1835,6 +1835,28 @@ var own = []row{
 		})
 	}},
 
+	// The lease is closed and opened again before the request is repeated.
+	{"lock_all_reopened", func() {
+		var lease *dlock.Lease
+		var once sync.Once
+		lease = wired(func(sent bool, text []byte) (err error) {
+			if sent && bytes.Contains(text, []byte("dlock_lease_acquire_all")) {
+				once.Do(func() {
+					must(lease.Close())
+					must(opened(lease))
+					err = errBoom
+				})
+			}
+			return err
+		}).NewLease(kept...)
+		must(lease.Do(ctx, func(context.Context) error {
+			_, err := lease.LockAll(ctx, []string{"a"})
+			lost(err)
+			check(admin.isFree("a"), "not free")
+			return lease.Check()
+		}))
+	}},
+
 	// Enqueue learns of its grant without a notification.
 	{"enqueue_deaf", func() {
 		tickets := over(func(config *pgx.ConnConfig) {
