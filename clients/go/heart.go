@@ -56,6 +56,7 @@ type kept struct {
 	callbacks []func()
 	hooks     *Hooks
 	since     time.Duration
+	renewing  chan struct{} // for one call of Renew at a time
 }
 
 // lossContext ends at the loss. It checks the clock, because a stopped process may ask before a timer has run.

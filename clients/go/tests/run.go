@@ -397,6 +397,18 @@ func (w wire) Read(text []byte) (int, error) {
 	return n, err
 }
 
+// A context that tells when a call begins to wait
+type waiter struct {
+	context.Context
+	once  sync.Once
+	waits func()
+}
+
+func (w *waiter) Done() <-chan struct{} {
+	w.once.Do(w.waits)
+	return w.Context.Done()
+}
+
 type row struct {
 	name string
 	test func()
@@ -1854,6 +1866,29 @@ var own = []row{
 			lost(err)
 			check(admin.isFree("a"), "not free")
 			return lease.Check()
+		}))
+	}},
+
+	// A renewal waits for an earlier one, whose refusal would restore a deadline that the server does not honour.
+	{"renew_twice", func() {
+		var renewals atomic.Int64
+		first, second := make(chan bool), make(chan bool)
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_renew($1, ttl")) && renewals.Add(1) == 1 {
+				close(first)
+				<-second
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			raises(dlock.BadArgument, "22023", lease.Renew(ctx, 99*time.Millisecond))
+			check(renewals.Load() == 0, "the client refuses it")
+			refused := async(func() error { return lease.Renew(ctx, 48*long) })
+			<-first
+			must(lease.Renew(&waiter{Context: ctx, waits: func() { close(second) }}, long/2))
+			raises(dlock.BadArgument, "22023", <-refused)
+			check(lease.Deadline() <= dlock.Now()+long/2, "deadline")
+			return nil
 		}))
 	}},
 
