@@ -70,14 +70,15 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 		locks = append(locks, lease.NewLock(name))
 		requests = append(requests, request{name, ""})
 	}
-	if err := lease.claim(names); err != nil {
+	heart, err := lease.claim(names)
+	if err != nil {
 		return nil, err
 	}
 	o, until := limits(given)
 	l := lease.locks.line(lease.server)
 	l.checks = !(o.limited && o.timeout == 0)
 	answer, err := l.askUntil(ctx, func() statement {
-		return allOf("dlock_lease_acquire_all", o, until, names, lease.ID())
+		return allOf("dlock_lease_acquire_all", o, until, names, heart.id)
 	}, later(until, grace), forever)
 	if err == nil && ctx.Err() != nil {
 		err = cancelled(ctx)
@@ -85,7 +86,6 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 	if err == nil {
 		err = lease.Check()
 	}
-	heart := lease.beats()
 	if err == nil {
 		l.close()
 		for n, fence := range fences(answer) {
@@ -96,29 +96,31 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 	if answer == nil && l.isRefusal(err) {
 		l.drop()
 	} else {
-		l.takeBack(heart, plain(takeBackOfLease, quoted(names), lease.ID()), requests...)
+		l.takeBack(heart, plain(takeBackOfLease, quoted(names), heart.id), requests...)
 	}
 	lease.release(names)
 	return nil, err
 }
 
-// claim refuses names that the lease holds or still undoes, because a repeated request would get the earlier lock.
-func (lease *Lease) claim(names []string) error {
-	if err := lease.Check(); err != nil {
-		return err
-	}
+// claim refuses names that the lease holds or still undoes, because a repeated request would get the earlier lock. It
+// returns the heart for the request, because the lease may be closed and opened again meanwhile.
+func (lease *Lease) claim(names []string) (*heart, error) {
 	mu.Lock()
 	defer mu.Unlock()
+	heart, err := lease.held()
+	if err != nil {
+		return nil, err
+	}
 	for n, name := range names {
-		if lease.together[name] || lease.heart.owed[request{name, ""}] {
+		if lease.together[name] || heart.owed[request{name, ""}] {
 			for _, before := range names[:n] {
 				delete(lease.together, before)
 			}
-			return newError(WrongState, "55000", lease.what()+" has "+strconv.Quote(name)+" already", nil)
+			return nil, newError(WrongState, "55000", lease.what()+" has "+strconv.Quote(name)+" already", nil)
 		}
 		lease.together[name] = true
 	}
-	return nil
+	return heart, nil
 }
 
 // release forgets these names, or all of them.

@@ -56,6 +56,7 @@ type kept struct {
 	callbacks []func()
 	hooks     *Hooks
 	since     time.Duration
+	renewing  chan struct{} // for one call of Renew at a time
 }
 
 // lossContext ends at the loss. It checks the clock, because a stopped process may ask before a timer has run.
@@ -135,15 +136,24 @@ func (k *kept) lost() error {
 
 // Check returns LockLost after a loss, and WrongState if it is not held. It sends nothing.
 func (k *kept) Check() error {
-	if err := k.lost(); err != nil {
-		return err
-	}
 	mu.Lock()
 	defer mu.Unlock()
-	if k.state != isHeld {
-		return newError(WrongState, "55000", k.what()+" is "+k.state, nil)
+	_, err := k.held()
+	return err
+}
+
+// held is Check, and returns the heart. Caller holds mu.
+func (k *kept) held() (*heart, error) {
+	if k.heart != nil {
+		k.heart.look()
 	}
-	return nil
+	if k.loss != nil {
+		return nil, k.loss
+	}
+	if k.state != isHeld {
+		return nil, newError(WrongState, "55000", k.what()+" is "+k.state, nil)
+	}
+	return k.heart, nil
 }
 
 // Deadline is the time, by Now, until which the program may work without an answer from the server.

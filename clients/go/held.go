@@ -7,6 +7,9 @@ import (
 
 // Calls for a lock or a lease that is held
 
+// The server's least ttl
+const leastTTL = 100 * time.Millisecond
+
 // send executes a call over the connection of the lock or of its lease, or over one for this call.
 func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, error) {
 	switch {
@@ -116,42 +119,46 @@ func (lock *Lock) Renew(ctx context.Context, ttl time.Duration) error {
 	if lock.scope != leaseScope || lock.lease != nil {
 		return newError(WrongState, "55000", lock.what()+" has no lease of its own", nil)
 	}
-	return lock.renew(ttl, &lock.options, func(options []named) (row, time.Duration, error) {
-		return lock.send(ctx, call("dlock_renew", options, lock.Fence()))
-	})
+	return lock.renew(ctx, ttl, &lock.options, lock.send)
 }
 
 // Renew renews the lease now. A ttl other than 0 replaces the ttl of the lease.
 func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
-	if err := lease.Check(); err != nil {
-		return err
-	}
-	return lease.renew(ttl, &lease.options, func(options []named) (row, time.Duration, error) {
-		return lease.send(ctx, call("dlock_renew", options, lease.ID()))
-	})
+	return lease.renew(ctx, ttl, &lease.options, lease.send)
 }
 
-// renew requests another ttl if it is not 0. Until the server has answered, the shorter ttl counts.
-func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, time.Duration, error)) error {
-	h, next := k.beats(), *o
+// renew requests another ttl if it is not 0. Until the server has answered, the shorter ttl counts. A refusal restores
+// the earlier limits, so another renewal waits.
+func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
+	send func(context.Context, statement) (row, time.Duration, error)) error {
+	select {
+	case k.renewing <- struct{}{}:
+		defer func() { <-k.renewing }()
+	case <-ctx.Done():
+		return cancelled(ctx)
+	}
 	mu.Lock()
-	life, interval, deadline := h.life, h.interval, h.deadline
-	mu.Unlock()
+	h, err := k.held()
+	if err != nil {
+		mu.Unlock()
+		return err
+	}
+	next, life, interval, deadline := *o, h.life, h.interval, h.deadline
 	var sends []named
 	if ttl != 0 {
 		part := float64(ttl) / float64(o.ttl)
 		next.ttl, next.interval = ttl, time.Duration(float64(o.interval)*part)
 		next.margin = time.Duration(float64(o.margin) * part)
-		if next.bad = next.isBad(); next.bad {
+		if next.bad = next.isBad() || ttl < leastTTL; next.bad {
+			mu.Unlock()
 			return next.check()
 		}
 		sends = []named{{"ttl", ttl}}
-		mu.Lock()
 		least := shorter(life, ttl-next.margin)
-		h.change(least, shorter(interval, next.interval), shorter(h.deadline, after(least)))
-		mu.Unlock()
+		h.change(least, shorter(interval, next.interval), shorter(deadline, after(least)))
 	}
-	answer, sent, err := send(sends)
+	mu.Unlock()
+	answer, sent, err := send(ctx, call("dlock_renew", sends, h.id))
 	if isA(err, BadArgument, NotAllowed) {
 		mu.Lock()
 		h.change(life, interval, longer(h.deadline, deadline))
@@ -164,12 +171,14 @@ func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, tim
 		k.lose("the server has ended its lease")
 		return k.lost()
 	}
-	if ttl != 0 {
-		life, interval = ttl-next.margin, next.interval
-		*o = next
-	}
 	mu.Lock()
 	defer mu.Unlock()
+	if ttl != 0 {
+		life, interval = ttl-next.margin, next.interval
+		if k.heart == h { // otherwise it has been released, and may be acquired again
+			o.ttl, o.interval, o.margin = next.ttl, next.interval, next.margin
+		}
+	}
 	h.change(life, interval, longer(h.deadline, later(sent, life)))
 	return nil
 }

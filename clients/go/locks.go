@@ -212,7 +212,7 @@ func (locks *Locks) NewLease(given ...Option) *Lease {
 	lease := &Lease{locks: locks, options: newOptions(given), free: make(chan struct{}, 1)}
 	lease.server = locks.server(lease.near)
 	lease.line = locks.line(lease.server)
-	lease.state, lease.hooks = unheld, locks.Hooks
+	lease.state, lease.hooks, lease.renewing = unheld, locks.Hooks, make(chan struct{}, 1)
 	lease.what = func() string { return fmt.Sprint("lease ", lease.id.Load()) }
 	return lease
 }
@@ -345,7 +345,7 @@ type Lock struct {
 
 func newLock(name string, scope scope, given []Option) *Lock {
 	lock := &Lock{name: name, scope: scope, options: newOptions(given)}
-	lock.state = unheld
+	lock.state, lock.renewing = unheld, make(chan struct{}, 1)
 	lock.what = func() string { return fmt.Sprintf("lock %q", name) }
 	// only Locks give a lock a lease of its own
 	lock.bad = lock.bad || lock.hasTTL

@@ -397,6 +397,18 @@ func (w wire) Read(text []byte) (int, error) {
 	return n, err
 }
 
+// A context that tells when a call begins to wait
+type waiter struct {
+	context.Context
+	once  sync.Once
+	waits func()
+}
+
+func (w *waiter) Done() <-chan struct{} {
+	w.once.Do(w.waits)
+	return w.Context.Done()
+}
+
 type row struct {
 	name string
 	test func()
@@ -1505,7 +1517,16 @@ var rows = []row{
 	}},
 
 	{"acquire_owed", func() {
-		lease := hasty(100 * time.Millisecond).NewLease(kept...)
+		// neither a cancel nor a check ends the request
+		var away atomic.Bool
+		locks := wired(func(sent bool, _ []byte) error {
+			if sent && away.Load() {
+				return errBoom
+			}
+			return nil
+		})
+		locks.Patience = 100 * time.Millisecond
+		lease := locks.NewLease(kept...)
 		must(lease.Do(ctx, func(context.Context) error {
 			admin.holds("owed", func(int64) {
 				ctx, cancel := context.WithCancel(ctx)
@@ -1520,10 +1541,12 @@ var rows = []row{
 					})}
 				admin.until("SELECT count(*) = 2 FROM dlock_locks WHERE name = 'owed' AND NOT granted")
 				order("freeze")
+				away.Store(true)
 				cancel()
 				for _, result := range waiting {
 					raises(dlock.Cancelled, "57014", <-result)
 				}
+				away.Store(false)
 				order("thaw")
 			})
 			admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
@@ -1822,6 +1845,51 @@ var own = []row{
 			must(both[0].Unlock())
 			raises(dlock.BadArgument, "22023", dlock.LockAll(ctx, append(both, locks.NewLock("c"))))
 		})
+	}},
+
+	// The lease is closed and opened again before the request is repeated.
+	{"lock_all_reopened", func() {
+		var lease *dlock.Lease
+		var once sync.Once
+		lease = wired(func(sent bool, text []byte) (err error) {
+			if sent && bytes.Contains(text, []byte("dlock_lease_acquire_all")) {
+				once.Do(func() {
+					must(lease.Close())
+					must(opened(lease))
+					err = errBoom
+				})
+			}
+			return err
+		}).NewLease(kept...)
+		must(lease.Do(ctx, func(context.Context) error {
+			_, err := lease.LockAll(ctx, []string{"a"})
+			lost(err)
+			check(admin.isFree("a"), "not free")
+			return lease.Check()
+		}))
+	}},
+
+	// A renewal waits for an earlier one, whose refusal would restore a deadline that the server does not honour.
+	{"renew_twice", func() {
+		var renewals atomic.Int64
+		first, second := make(chan bool), make(chan bool)
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_renew($1, ttl")) && renewals.Add(1) == 1 {
+				close(first)
+				<-second
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			raises(dlock.BadArgument, "22023", lease.Renew(ctx, 99*time.Millisecond))
+			check(renewals.Load() == 0, "the client refuses it")
+			refused := async(func() error { return lease.Renew(ctx, 48*long) })
+			<-first
+			must(lease.Renew(&waiter{Context: ctx, waits: func() { close(second) }}, long/2))
+			raises(dlock.BadArgument, "22023", <-refused)
+			check(lease.Deadline() <= dlock.Now()+long/2, "deadline")
+			return nil
+		}))
 	}},
 
 	// Enqueue learns of its grant without a notification.
