@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# Tests of the Ruby gem: locks on connections of pg, and with_advisory_lock in ActiveRecord
+# Tests of the Ruby gem: locks on connections of pg, leases, and with_advisory_lock in ActiveRecord
 #
 # A test for a row of clients/scenarios.md has the row's name. test/t/client_ruby.pl runs this program. libpq's
 # environment variables name the server.
@@ -243,6 +243,66 @@ row :pool_returned do
     expect(free?('pool'))
     expect(db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0), 'f')
   end
+end
+
+#
+# Leases
+#
+
+def lease
+  Dlock::Locks.new('').lease(3600)
+end
+
+row :renew_refused do
+  lease.synchronize do |lease|
+    lease.define_singleton_method(:send_held) { |*| raise Boom }
+    raises(Dlock::BadArgument, '22023') { lease.renew(0.09) }
+    lease.define_singleton_method(:send_held) { |*| raise Dlock::BadArgument.new('refused', '22023') }
+    due = lease.heart.due
+    raises(Dlock::BadArgument, '22023') { lease.renew(7200) }
+    expect(lease.heart.due, due)
+  end
+end
+
+# One renewal waits for the other, until an exception ends that one.
+row :renew_alone do
+  lease.synchronize do |lease|
+    sent = Queue.new
+    answer = Queue.new
+    lease.define_singleton_method(:send_held) do |*|
+      sent << Thread.current
+      answer.pop
+    end
+    one = Thread.new { raises(Boom) { lease.renew } }
+    expect(sent.pop, one)
+    two = Thread.new { lease.renew }
+    sleep(0.01) until two.stop?
+    expect(sent.empty?)
+    one.raise(Boom)
+    expect(sent.pop, two)
+    answer << [0, Dlock.now]
+    [one, two].each(&:join)
+  end
+end
+
+# The undo of an open does not close a lease that another thread has opened since.
+row :open_broken_off do
+  opener = Thread.current
+  first = true
+  lease = lease()
+  lease.define_singleton_method(:begin_hold) do
+    super()
+    next unless first
+
+    first = false
+    close
+    open
+    opener.raise(Boom)
+    sleep(0.001) until Thread.pending_interrupt?
+  end
+  raises(Boom) { lease.open }
+  expect(lease.held?)
+  lease.close
 end
 
 #

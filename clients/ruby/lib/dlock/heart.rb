@@ -16,8 +16,11 @@ module Dlock
 
   # A lock or a lease, which may be lost
   class Kept
+    LEAST_TTL = 0.1 # the server's
+
     def initialize(observer = nil)
       @observer = observer
+      @renewing = Mutex.new # one thread at a time is in renew
       @state = 'not held'
       @callbacks = []
     end
@@ -47,24 +50,7 @@ module Dlock
     # Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl. Until the server answers, the shorter
     # ttl counts.
     def renew(ttl = nil)
-      check
-      heart = @heart
-      raise WrongState.new("#{self} has no lease of its own", '55000') unless heart && @ttl
-      raise BadArgument.new('there is no such ttl', '22023') if ttl && ttl <= 0
-
-      life, interval, before = heart.life, heart.interval, heart.deadline
-      heart.change(ttl, @interval * ttl / @ttl) if ttl
-      begin
-        kept, sent = send_held(Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl)))
-      rescue BadArgument, NotAllowed
-        heart.changed(before - life, life, interval)
-        raise
-      end
-      lose('the server has ended its lease') unless kept
-      check
-      @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
-      ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
-      nil
+      @renewing.synchronize { renew_alone(ttl) }
     end
 
     # Changes the info, which others can read.
@@ -113,6 +99,27 @@ module Dlock
         @pid = Process.pid
         @state = after
       end
+    end
+
+    def renew_alone(ttl)
+      check
+      heart = @heart
+      raise WrongState.new("#{self} has no lease of its own", '55000') unless heart && @ttl
+      raise BadArgument.new('there is no such ttl', '22023') if ttl && ttl < LEAST_TTL
+
+      life, interval, before = heart.life, heart.interval, heart.deadline
+      heart.change(ttl, @interval * ttl / @ttl) if ttl
+      begin
+        kept, sent = send_held(Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl)))
+      rescue BadArgument, NotAllowed
+        heart.changed(before - life, life, interval, heart.due)
+        raise
+      end
+      lose('the server has ended its lease') unless kept
+      check
+      @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
+      ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
+      nil
     end
 
     # Sends a call that returns false after a loss.
@@ -261,12 +268,13 @@ module Dlock
       end
     end
 
-    def changed(sent, life, interval)
+    # After a refusal, the heartbeat stays due when it was.
+    def changed(sent, life, interval, due = FOREVER)
       Dlock.guarded do
         @life = life
         @interval = interval
         @deadline = [@deadline, sent + life].max unless over
-        @due = Dlock.now + interval
+        @due = [due, Dlock.now + interval].min
         MOVED.broadcast
       end
     end

@@ -95,11 +95,12 @@ module Dlock
       turn('not held', 'asked for')
       begin_wait
       @together.clear
-      # if the answer is lost, the lease has no locks, and expires
-      Task.run(->(_) { close }) do
-        @id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
+      # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
+      Task.run(->(id) { close if @state == 'held' && @id == id }) do
+        @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
         @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
         begin_hold
+        id
       rescue Exception # rubocop:disable Lint/RescueException
         @line.drop
         end_hold
