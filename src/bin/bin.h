@@ -98,7 +98,8 @@ extern PGresult *server_query_or_exit(const char *sql, int n,
 
 /* command.c */
 extern void command_note_signals(void);
-extern bool command_prepare(pid_t front, int tty, pid_t front_group);
+extern bool command_prepare(pid_t front, pid_t front_group, int tty,
+							bool takes_tty);
 extern pid_t command_start(char **argv);
 extern bool command_has_time(void);
 extern bool command_runs(void);

@@ -25,6 +25,7 @@
 static pid_t front_process;
 static pid_t front_process_group;
 static int	terminal = -1;
+static bool takes_terminal;		/* does the command take it as it starts? */
 static sigset_t inherited_mask;
 static bool ignored[NSIG];
 static timer_t step_timer;
@@ -120,7 +121,7 @@ command_note_signals(void)
  * keeper waits.  Returns false, with errno, if no command could be watched.
  */
 bool
-command_prepare(pid_t front, int tty, pid_t its_group)
+command_prepare(pid_t front, pid_t its_group, int tty, bool takes_tty)
 {
 	struct sigaction action = {.sa_flags = SA_RESTART};
 	struct sigevent event = {.sigev_notify = SIGEV_SIGNAL};
@@ -129,6 +130,7 @@ command_prepare(pid_t front, int tty, pid_t its_group)
 	front_process = front;
 	front_process_group = its_group;
 	terminal = tty;
+	takes_terminal = takes_tty;
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &child, &inherited_mask);
@@ -171,7 +173,7 @@ become_command(char **argv, pid_t keeper, int result)
 	if (getppid() != keeper)
 		_exit(EXIT_DLOCK);
 	/* take the terminal, if dlock has it */
-	if (terminal >= 0 && tcgetpgrp(terminal) == front_process_group)
+	if (takes_terminal && tcgetpgrp(terminal) == front_process_group)
 		tcsetpgrp(terminal, getpgrp());
 	for (int i = 1; i < NSIG; i++)
 	{
@@ -217,7 +219,7 @@ command_start(char **argv)
 	sigset_t	all;
 	sigset_t	before;
 
-	if (pipe2(ends, O_CLOEXEC) < 0)
+	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
 		return 0;
 	/* the new process must not lose a signal that the keeper ignores */
 	sigfillset(&all);
@@ -287,7 +289,8 @@ command_is_lost(void)
 int64
 command_next_step(void)
 {
-	return group == 0 || killed ? FOREVER :
+	return group == 0 ? FOREVER :
+		killed || terminated != tree_terminated ? 0 :
 		terminated ? kill_deadline : term_deadline;
 }
 
@@ -406,6 +409,7 @@ command_look(void)
 	siginfo_t	info = {0};
 	bool		ended;
 	bool		others;
+	bool		ends_tree;
 
 	if (group == 0)
 		return;
@@ -419,15 +423,19 @@ command_look(void)
 	for (;;)
 	{
 		ended = has_ended();
+		ends_tree = terminated;
 		others = signal_tree(killed ? SIGKILL :
-							 terminated && !tree_terminated ? SIGTERM : 0, group);
+							 ends_tree && !tree_terminated ? SIGTERM : 0, group);
 		if (!killed || (ended && !others))
 			break;
 		usleep(1000);
 	}
-	tree_terminated = terminated;
+	tree_terminated = ends_tree;
 	if (ended && !(terminated && others))
 	{
+		/* before another group can get the number of this one */
+		if (terminal >= 0 && tcgetpgrp(terminal) == group)
+			tcsetpgrp(terminal, front_process_group);
 		block_alarm(SIG_BLOCK);
 		waitpid(group, &exit_status, 0);
 		forget_command();

@@ -23,7 +23,8 @@ static const int passed_on[] = {
 
 static int	control = -1;
 static int	tty = -1;
-static volatile pid_t command_group;
+static volatile pid_t command_group;	/* 0: no command runs */
+static bool command_ran;
 static volatile sig_atomic_t lends_terminal;
 static volatile sig_atomic_t interrupted;
 
@@ -141,7 +142,10 @@ follow_keeper(void)
 		if (got < 0 && errno != EINTR)
 			break;
 		if (got == sizeof(message) && message.what == 'g')
+		{
 			command_group = message.number;
+			command_ran = true;
+		}
 		else if (got == sizeof(message) && message.what == 'z')
 			follow_stop(message.number);
 	}
@@ -174,7 +178,7 @@ main_run(const char *name, int n, char **operands)
 		close(ends[0]);
 		setpgid(0, 0);
 		leave_signals_to_front();
-		if (command_prepare(front, lends_terminal ? tty : -1, getpgid(front)))
+		if (command_prepare(front, getpgid(front), tty, lends_terminal))
 			exit(keep_lock(ends[1], front));
 		pg_log_error("could not start: %m");
 		exit(EXIT_DLOCK);
@@ -198,7 +202,7 @@ main_run(const char *name, int n, char **operands)
 	if (tty >= 0 && command_group > 0 && tcgetpgrp(tty) == command_group)
 		tcsetpgrp(tty, getpgrp());
 	if (WIFSIGNALED(status))
-		return command_group > 0 ? EXIT_LOST : EXIT_DLOCK;
+		return command_ran ? EXIT_LOST : EXIT_DLOCK;
 	/* after Ctrl-C, a shell's loop ends only if a signal has ended dlock */
 	if ((interrupted || lends_terminal) && WEXITSTATUS(status) == 128 + SIGINT)
 	{

@@ -582,6 +582,7 @@ static int
 run_command(void)
 {
 	pid_t		group;
+	bool		kept;
 
 	set_environment();
 	if (!command_has_time())
@@ -589,7 +590,9 @@ run_command(void)
 	if ((group = command_start(opt.command)) != 0)
 	{
 		tell_front('g', group);
-		if (!keep_until(FOREVER))
+		kept = keep_until(FOREVER);
+		tell_front('g', 0);
+		if (!kept)
 			return -1;
 		errno = command_exec_error();
 	}
@@ -613,7 +616,8 @@ run_with_lock(void)
 			return 128 + stop_signal;
 		start = clock_now();
 		code = run_command();
-		if (code < 0 || opt.every == 0 || not_run)
+		/* Ctrl-C reaches only the command */
+		if (code < 0 || opt.every == 0 || not_run || code == 128 + SIGINT)
 			return code;
 		if (code != 0)
 			say(PG_LOG_WARNING, "\"%s\" has ended with exit code %d",

@@ -159,6 +159,18 @@ type("kill %1; wait %1; echo code \$?\n");
 shows(qr/code 143/, 'a signal ends the command');
 is(locks(), '0', 'the lock is free');
 
+# Each run of the command has the terminal.
+type("dlock run --every=10ms a sh -c 'read line; echo got \$line'\n");
+foreach my $line ('one', 'two')
+{
+	type("$line\n");
+	shows(qr/got $line/, 'the command reads from the terminal, every time');
+}
+type("\cC");
+type("echo code \$?\n");
+shows(qr/code 130/, 'Ctrl-C ends the command, and dlock');
+is(locks(), '0', 'the lock is free');
+
 # Commands that start outside the foreground: behind a pipe, in the background
 type("dlock run a sh -c 'echo up >&2; read line; echo got \$line' | cat\n");
 shows(qr/up/);

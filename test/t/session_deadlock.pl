@@ -428,16 +428,15 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$other->query("SET deadlock_timeout = '1h'");
 	$victim->start("SELECT dlock_xact_acquire('leased')");
 	$admin->wait_for("SELECT dlock_blocking_pids($victim->{pid}) = '{$worker}'");
-	is($admin->query("SELECT dlock_blocking_pids($worker)"),
-		"{$other->{pid}}", 'worker: the session that blocks the worker');
 	# The worker may be between two attempts.
+	ok( $admin->wait_for("SELECT dlock_blocking_pids($worker) = '{$other->{pid}}'"),
+		'worker: the session that blocks the worker');
 	$admin->wait_for(qq{SELECT pid = $other->{pid} AND since > now() - interval '1h'
 		FROM dlock_blockers});
 	$other->start('LOCK TABLE in_the_way');
 	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
-	is( $admin->query(
-			'SELECT count(*), max(blocked) FROM dlock_blockers'),
-		'1|2',
+	ok( $admin->wait_for(
+			'SELECT count(*) = 1 AND max(blocked) = 2 FROM dlock_blockers'),
 		'worker: dlock_blockers has the cycle');
 	$admin->query("SELECT pg_cancel_backend($victim->{pid})");
 	like($victim->answer, qr/ERROR:  57014/, 'worker: no deadlock was looked for');
