@@ -12,7 +12,6 @@
 use strict;
 use warnings FATAL => 'all';
 
-use Config;
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
@@ -125,8 +124,7 @@ shows(qr/code 0/, 'the command succeeds');
 # Ctrl-Z in the moment before the command is executed
 SKIP:
 {
-	open(my $file, '>', "$dir/stop.c") or die "cannot write: $!";
-	print $file <<~'END';
+	my $stop = compile_library('stop', <<~'END');
 		#define _GNU_SOURCE
 		#include <dlfcn.h>
 		#include <signal.h>
@@ -138,11 +136,9 @@ SKIP:
 			return execute(file, argv);
 		}
 		END
-	close($file);
-	skip 'a compiler is needed', 3
-	  if system(($ENV{CC} || $Config{cc})
-		. " -shared -fPIC -o $dir/stop.so $dir/stop.c -ldl >$dir/stop.log 2>&1") != 0;
-	type("LD_PRELOAD=$dir/stop.so dlock run --ttl=1s a echo af''ter; echo code \$?\n");
+
+	skip 'a compiler is needed', 3 unless $stop;
+	type("LD_PRELOAD='" . preloaded($stop) . "' dlock run --ttl=1s a echo af''ter; echo code \$?\n");
 	shows(qr/Stopped.*dlock run/, 'Ctrl-Z stops the job before the command begins');
 	is($client->wait_for($renewed), 1, 'its lock is kept');
 	type("fg; echo code \$?\n");

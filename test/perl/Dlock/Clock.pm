@@ -51,7 +51,6 @@ package Dlock::Clock;
 use strict;
 use warnings FATAL => 'all';
 
-use Config;
 use Dlock::Lease qw(process_state);
 use Dlock::Test;
 use Exporter 'import';
@@ -107,7 +106,7 @@ clock_gettime(clockid_t clock, struct timespec *now)
 }
 END_OF_SOURCE
 
-my $dir;
+my ($dir, $library);
 my ($passed, $order, $pid, $stop_at) = (0, 0, 0, 0);
 
 # Rename the new file, so that no process reads a part of the value.
@@ -122,23 +121,16 @@ sub set_clock
 
 sub clock_is_ours
 {
-	my $compiler = $ENV{CC} || $Config{cc};
-
-	return 0 if $^O ne 'linux';
 	$dir = PostgreSQL::Test::Utils::tempdir();
-	open(my $file, '>', "$dir/clock.c") or die "cannot write: $!";
-	print $file $source;
-	close($file);
 	set_clock();
-	return system("$compiler -shared -fPIC -o $dir/clock.so $dir/clock.c -ldl"
-		  . " >$dir/clock.log 2>&1") == 0;
+	$library = compile_library('clock', $source);
+	return defined $library;
 }
 
 sub under_our_clock
 {
 	my ($sub) = @_;
-	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD},
-	  "$dir/clock.so";
+	local $ENV{LD_PRELOAD} = preloaded($library);
 	local $ENV{DLOCK_CLOCK} = "$dir/clock";
 
 	return $sub->();

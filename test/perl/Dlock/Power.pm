@@ -43,8 +43,8 @@ package Dlock::Power;
 use strict;
 use warnings FATAL => 'all';
 
-use Config;
 use Cwd qw(realpath);
+use Dlock::Test;
 use Exporter 'import';
 use File::Basename qw(dirname);
 use File::Path qw(make_path rmtree);
@@ -57,14 +57,11 @@ my $library;
 
 sub power_is_ours
 {
-	my $compiler = $ENV{CC} || $Config{cc};
-	my $source = realpath(dirname(__FILE__) . '/../../torture/power.c');
+	my $source = dirname(__FILE__) . '/../../torture/power.c';
 
-	return 0 if $^O ne 'linux';
-	$library //= PostgreSQL::Test::Utils::tempdir() . '/power.so';
-	return -e $library ||
-	  system("$compiler -shared -fPIC -o $library $source -ldl >$library.log 2>&1")
-	  == 0;
+	$library //= compile_library('power',
+		PostgreSQL::Test::Utils::slurp_file($source));
+	return defined $library;
 }
 
 sub with_power
@@ -72,7 +69,7 @@ sub with_power
 	my ($node, $sub) = @_;
 	# the path as the kernel shows it
 	my $data = realpath($node->data_dir);
-	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD}, $library;
+	local $ENV{LD_PRELOAD} = preloaded($library);
 	local $ENV{DLOCK_POWER} = $data;
 
 	make_path("$data.power");

@@ -35,7 +35,6 @@ package Dlock::Scenarios;
 use strict;
 use warnings FATAL => 'all';
 
-use Config;
 use Dlock::Lease;
 use Dlock::Standby;
 use Dlock::Test;
@@ -191,15 +190,12 @@ sub set_clock
 # Dlock::Clock, but for CLOCK_REALTIME.
 sub with_our_clock
 {
-	my $compiler = $ENV{CC} || $Config{cc};
+	my $library = compile_library('wall', $clock_source);
 
+	BAIL_OUT('cannot compile the clock') unless $library;
 	$dir = PostgreSQL::Test::Utils::tempdir();
 	set_clock(0);
-	append_to_file("$dir/wall.c", $clock_source);
-	system_or_bail('sh', '-c',
-		"$compiler -shared -fPIC -o $dir/wall.so $dir/wall.c -ldl");
-	return ('env',
-		'LD_PRELOAD=' . join(' ', grep { $_ } $ENV{LD_PRELOAD}, "$dir/wall.so"),
+	return ('env', 'LD_PRELOAD=' . preloaded($library),
 		"DLOCK_WALL_CLOCK=$dir/wall");
 }
 

@@ -18,6 +18,7 @@ package Dlock::Test;
 use strict;
 use warnings FATAL => 'all';
 
+use Config;
 use Exporter 'import';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -25,7 +26,8 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(new_server next_version_install start_again kill_server answers
-  name_server poll ample fence fails_with grows session backends_gone);
+  name_server poll ample fence fails_with grows session backends_gone
+  compile_library preloaded);
 
 # A shell lets background processes ignore these signals.  The test's processes
 # would inherit that.
@@ -184,6 +186,28 @@ sub start_again
 			$node->stop('fast', fail_ok => 1);
 			return 0;
 		});
+}
+
+# Compiles C for LD_PRELOAD.  Returns the library's file, or undef if there is no
+# compiler, or the system is not Linux.
+sub compile_library
+{
+	my ($name, $source) = @_;
+	my $compiler = $ENV{CC} || $Config{cc};
+	my $stem = PostgreSQL::Test::Utils::tempdir() . "/$name";
+
+	return if $^O ne 'linux';
+	append_to_file("$stem.c", $source);
+	return system("$compiler -shared -fPIC -o $stem.so $stem.c -ldl >$stem.log 2>&1")
+	  == 0 ? "$stem.so" : undef;
+}
+
+# Returns LD_PRELOAD with this library, after those that it has already.
+sub preloaded
+{
+	my ($library) = @_;
+
+	return join ' ', grep { $_ } $ENV{LD_PRELOAD}, $library;
 }
 
 # Returns the ids of processes for which the sub returns true, given id, parent
