@@ -426,7 +426,7 @@ sub round
 
 	my $fails_over = $how =~ /failovers|both/;
 
-	$standby = $fails_over ? new_synchronous() : undef;
+	$standby = new_synchronous() if $fails_over;
 	$history->{quorum} = $fails_over ? 1 : 0;
 	$admin = session($primary);
 	$calls += $history->torture(
@@ -448,6 +448,7 @@ sub round
 		take_over($standby);
 		forget($primary);
 		$primary = $standby;
+		undef $standby;
 	}
 	elsif ($how ne 'killed backends')
 	{
