@@ -164,16 +164,26 @@ dlock_lease_extend(DlockLease *lease)
 	return true;
 }
 
-/* Close a lease; returns false if it was closed before or has run out. */
-bool
+/*
+ * Close a lease.  Returns the number of tickets that this ends, or -1 if the
+ * lease was closed before or has run out.
+ */
+int64
 dlock_lease_claim(DlockLease *lease)
 {
-	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	DlockSpace *space = dlock_space_at(lease->space);
+	uint64		deadline;
+	int64		count;
 
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	deadline = pg_atomic_read_u64(&lease->deadline);
 	while (deadline > DLOCK_RAN_OUT &&
 		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
 		;
-	return deadline > DLOCK_RAN_OUT;
+	/* count now: once this is 0, the worker ends tickets, too */
+	count = deadline > DLOCK_RAN_OUT ? (int64) lease->tickets.length : -1;
+	LWLockRelease(&space->lease_lock);
+	return count;
 }
 
 /*

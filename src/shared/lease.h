@@ -53,7 +53,7 @@ extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
 extern void dlock_lease_restart(DlockSpace *space, DlockLease *lease,
 								bool delayed);
 extern bool dlock_lease_extend(DlockLease *lease);
-extern bool dlock_lease_claim(DlockLease *lease);
+extern int64 dlock_lease_claim(DlockLease *lease);
 extern uint64 dlock_lease_confirmed_at(DlockLease *lease);
 extern uint64 dlock_lease_unconfirmed_for(DlockLease *lease);
 extern void dlock_lease_check_rights(const DlockLease *lease);

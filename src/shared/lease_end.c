@@ -36,24 +36,20 @@ first_ticket(DlockSpace *space, DlockLease *lease)
 	return ticket;
 }
 
-/*
- * End all tickets of a lease; returns how many, or -1 if "until" came first.
- */
-static int64
+/* End all tickets of a lease; returns false if "until" came first. */
+static bool
 end_tickets(DlockSpace *space, DlockLease *lease, uint32 event, uint64 until)
 {
 	DlockLeaseTicket *ticket;
-	int64		count = 0;
 
 	while ((ticket = first_ticket(space, lease)) != NULL)
 	{
-		if (dlock_queue_end(ticket, event))
-			count++;
+		(void) dlock_queue_end(ticket, event);
 		dlock_record_unref(&ticket->record);
 		if (dlock_monotonic_now() >= until)
-			return -1;
+			return false;
 	}
-	return count;
+	return true;
 }
 
 static void
@@ -195,11 +191,10 @@ wake_waiters(DlockLease *lease)
 }
 
 /* End the tickets of a lease that is over.  Raises nothing. */
-static int64
+static void
 end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 {
-	int64		count = end_tickets(space, lease, event, PG_UINT64_MAX);
-
+	(void) end_tickets(space, lease, event, PG_UINT64_MAX);
 	wake_waiters(lease);
 	if (!lease->single)
 	{
@@ -208,7 +203,6 @@ end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 		dlock_lease_end_change(space, lease);
 	}
 	dlock_worker_wake(space);
-	return count;
 }
 
 /* The call that opened a lease has failed: end the lease. */
@@ -220,7 +214,7 @@ dlock_lease_withdraw(DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, true);
 	LWLockRelease(&space->lease_lock);
-	(void) end_lease(space, lease, 0);
+	end_lease(space, lease, 0);
 	(void) dlock_lease_settle(space, &lease->record);
 }
 
@@ -230,10 +224,10 @@ dlock_lease_release(DlockSpace *space, int64 number)
 {
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease = dlock_lease_find(space, number);
-	int64		count = -1;
+	int64		count = lease ? dlock_lease_claim(lease) : -1;
 
-	if (lease && dlock_lease_claim(lease))
-		count = end_lease(space, lease, 0);
+	if (count >= 0)
+		end_lease(space, lease, 0);
 	dlock_record_end_uses(before);
 	return count;
 }
@@ -274,12 +268,15 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 static int64
 end_lease_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 {
-	int64		count = -1;
+	int64		count = dlock_lease_claim(lease);
 	bool		delayed;
 
-	*was_open = dlock_lease_claim(lease);
+	*was_open = count >= 0;
 	if (*was_open)
-		return end_lease(space, lease, DLOCK_EVENT_RELEASED);
+	{
+		end_lease(space, lease, DLOCK_EVENT_RELEASED);
+		return count;
+	}
 	dlock_lease_begin_change(space);
 	/* begin a delay that is due, so that it is ended here, too */
 	dlock_lease_be_over(lease, false);
@@ -376,7 +373,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	lease->ran_out = false;
 	LWLockRelease(&space->lease_lock);
 	wake_waiters(lease);
-	if (end_tickets(space, lease, DLOCK_EVENT_EXPIRED, until) < 0)
+	if (!end_tickets(space, lease, DLOCK_EVENT_EXPIRED, until))
 		return now;
 
 	dlock_lease_begin_change(space);

@@ -7,6 +7,9 @@
 # the lock just after the worker has removed the ended ticket.  The new lease
 # is like any other.
 #
+# A session closes a lease, and the worker ends the lease's tickets before the
+# session does.  The session's answer counts them.
+#
 # A query about one of many holders, by the number of its ticket or lease,
 # reads no other holder.  A release does not, either.  If a delay ends many
 # tickets, the lease lock is released in between.  Locks of other databases are
@@ -15,9 +18,10 @@
 # What would break it: a number that the failed session removes, although its
 # lease has adopted the ticket, which then cannot be released; a lease that
 # begins again before its end is finished, and that ends then, or cannot be
-# found; a row that is removed because its lease cannot be found yet; a search
-# of all holders, or of all locks while no session can use them; a loop over
-# all tickets of a lease in one step; one count of waiters for all databases.
+# found; a close that counts only the tickets that it ends itself; a row that
+# is removed because its lease cannot be found yet; a search of all holders, or
+# of all locks while no session can use them; a loop over all tickets of a
+# lease in one step; one count of waiters for all databases.
 #
 # These moments are between two steps of one process, so a debugger stops the
 # process there.
@@ -100,6 +104,21 @@ is($admin->query("SELECT dlock_release_ticket($anew)"), 't', 'and ends');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 is($admin->query('SELECT lease FROM dlock_leases'),
 	$lease, 'no other lease is left');
+
+#
+# A lease is closed, and its ttl is over before all tickets have ended.
+#
+my $short = $other->query("SELECT dlock_lease_open('1h')");
+my $count = $other->query(
+	"SELECT cardinality(dlock_lease_acquire_all(ARRAY['a', 'b', 'c'], $short))");
+
+$stopped = stop_at($other->{pid}, 'dlock_queue_end');
+$other->start(
+	"SELECT dlock_lease_close($short) FROM dlock_renew($short, '1s')");
+$stopped->();
+$admin->wait_for(q{SELECT count(*) = 0 FROM dlock_locks WHERE name <> 'lock'});
+$stopped->();
+is($other->answer, $count, 'the close counts what the worker has ended');
 
 #
 # Queries about one of many holders
