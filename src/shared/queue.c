@@ -139,6 +139,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 		 holder && !holder->wanted; holder = ticket_at(holder->link.prev))
 	{
 		holder->wanted = true;
+		pg_memory_barrier();
 		if (!DsaPointerIsValid(holder->announcement) ||
 			dlock_state_of(holder) != DLOCK_GRANTED)
 			continue;
