@@ -44,8 +44,8 @@ check_count(int count)
 }
 
 /*
- * Make *keys, in the array's order, and *sorted: pointers to the keys in the
- * order of acquiring, without duplicates.  Returns the length of *sorted.
+ * Make *keys, in the order of "names", and *sorted: pointers to the distinct
+ * keys, in the order of the acquires.  Returns the length of *sorted.
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* without names, wait forever: a timeout's error names a lock */
+		/* without names, wait forever: a timeout's error must name a lock */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else
