@@ -1,18 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * held.c
- *	  The tickets that this backend holds or waits with.
+ *	  The tickets with which this backend holds or waits for locks.
  *
  * Each ticket of this backend has a DlockHeld, from joining a lock until the
  * backend forgets the ticket.  A DlockHeld counts the acquires of the session
- * and of the transaction: the ticket ends when both are zero.  All memory is
- * allocated before the shared state changes, so nothing fails later (I10).
+ * and of the transaction: the ticket ends when both counts are 0.  All memory
+ * is allocated before the shared state changes, so nothing fails later (I10).
  *
  * A session can have many tickets under one name: permits, or enqueued
  * requests.  So that no call walks all of them, each name has a list of tickets
- * for each DlockHeldPlace, and counts of the tickets that are not lost.  The
- * queue is in the order of numbers, so if the oldest ticket still waits, the
- * later ones wait, too.  A process that ends another backend's ticket
+ * for each DlockHeldPlace, and counts of the tickets that are not lost.  A
+ * queue is in the order of numbers, so if a ticket still waits, all later
+ * tickets of the name wait, too.  A process that ends another backend's ticket
  * increments that backend's DlockBackend.lost.
  *
  *-------------------------------------------------------------------------
@@ -40,12 +40,12 @@ static uint32 lost_seen = 0;
 
 /* Lists of DlockHeld, by the low bits of their mostly consecutive numbers */
 static dlist_head *numbers = NULL;
-static int	num_buckets = 0;	/* 0 or a power of 2, at least num_held */
+static int	num_buckets = 0;	/* a power of 2, or 0; at least num_held */
 
 /* The DlockHeld for the next ticket, or NULL */
 static DlockHeld *prepared_ticket = NULL;
 
-/* The entry of the latest name, or NULL.  No other entry may lack a ticket. */
+/* The entry of the latest name, or NULL.  Only this one may have no ticket. */
 static DlockHeldName *latest_name = NULL;
 
 static uint32
@@ -147,7 +147,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Notice tickets that others ended: a process sets "lost" after the state. */
+/* Notice tickets that other processes ended.  They increment "lost" last. */
 static void
 notice_losses(void)
 {
@@ -168,7 +168,7 @@ notice_losses(void)
 	lost_seen = lost;
 }
 
-/* Move those of a name's tickets that others have granted or ended (I10). */
+/* Move a name's tickets that other processes have granted or ended (I10). */
 static void
 catch_up(DlockHeldName *name)
 {
@@ -220,7 +220,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 		move_ticket(held, granted_place(held));
 }
 
-/* Make a name the latest.  Removes the one before, if that has no ticket. */
+/* Make a name the latest.  Removes the previous one if it has no ticket. */
 static void
 set_latest_name(DlockHeldName *name)
 {
@@ -338,7 +338,7 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* Returns a name's entry, or NULL if this backend has no ticket there. */
+/* Returns a name's entry, or NULL if it has no ticket of this backend. */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
@@ -370,7 +370,7 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 
 /*
  * Returns the latest granted ticket under a name; NULL if there is none, or if
- * it has slots.  All or none of a session's live tickets of a name have slots.
+ * it has slots.  If one of a name's live tickets has slots, all of them do.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
@@ -386,7 +386,7 @@ dlock_held_find_reentrant(DlockHeldName *name)
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
-/* Returns the latest session-scoped hold, else a lost one with acquires. */
+/* Returns the latest session-scoped hold, or else a lost one to release. */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
 {
@@ -450,10 +450,10 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
  * that the request has no ticket yet.  Then only the counts are checked, which
  * may be too high, never too low.
  *
- * Only if the request's own slots do not admit it, this looks up whether slots
- * are set.  So if fewer slots are set, the answer may be a wrong false.  If a
- * request is for more permits than the lock has slots, it waits for more slots
- * to be set, not for a ticket.
+ * If the request's own slots admit it, slots set for the lock are not read.
+ * So if fewer slots are set, the answer false may be wrong.  If a request is
+ * for more permits than the lock has slots, it waits for more slots to be set,
+ * not for a ticket.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
@@ -482,7 +482,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Have we a ticket, other than number "except", in a lock with a queue? */
+/* Does any lock with a queue have a ticket of ours other than "except"? */
 bool
 dlock_held_blocks_others(int64 except)
 {
@@ -542,7 +542,7 @@ dlock_held_prepare(const DlockKey *key)
 	set_latest_name(name);
 }
 
-/* Enter a ticket that has joined a lock, with no acquires.  Cannot fail. */
+/* Enter a ticket that has joined a lock.  Its depths are 0.  Cannot fail. */
 DlockHeld *
 dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 {
