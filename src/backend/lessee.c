@@ -163,7 +163,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	outcome = dlock_request_wait(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
-	/* the heir's single lease has ended with the ticket */
+	/* an heir (I17) has ended together with its single lease */
 	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
 		dlock_raise_lost_place(request, (*ticket)->ticket.number);
 	return outcome;
@@ -187,7 +187,7 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 /*
  * Acquire for request->lease.  Returns NULL, with *outcome set, if the lock
  * cannot be acquired in time.  Otherwise returns a granted ticket and pushes a
- * mark.  The caller must make the ticket durable before it drops the mark.
+ * mark.  The caller must make the ticket durable, and then drop the mark.
  */
 DlockLeaseTicket *
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -283,10 +283,10 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 
 	dlock_xact_prepare_arming();
 	ticket = join_or_claim(space, request, &created);
-	/* after an error, no other call may arm the announcement of this call */
+	/* if this call fails, other calls must not arm its announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* a ticket that this call has adopted is not found by number yet */
+	/* a ticket that was adopted in this call is not found by number yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();
@@ -309,7 +309,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/* Wait until a lease's grant is durable.  Returns false after the timeout. */
+/* Wait for a durable grant of a lease's ticket; returns false if timed out. */
 bool
 dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 				  DlockTimeout timeout)

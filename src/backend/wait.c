@@ -51,7 +51,7 @@ has_lease(const DlockRequest *request)
 	return request->lease && !request->lease->single;
 }
 
-/* Publish this wait, so that processes see it and the lease's end wakes us. */
+/* Publish this wait for other processes; the lease's end then wakes us. */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -104,7 +104,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Is the lease over: the request's if has_lease(), otherwise the ticket's? */
+/* If has_lease(), is the request's lease over?  Otherwise, is the ticket's? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {

@@ -68,7 +68,7 @@ typedef struct Guarded
 
 static HTAB *guarded = NULL;
 
-/* Running statement's context, and fn_mcxt of its own calls of functions */
+/* Context of the running statement; fn_mcxt of calls that it makes itself */
 static MemoryContext statement = NULL;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -307,7 +307,7 @@ remove_dropped(int from)
 }
 
 /*
- * Push a mark.  If the unfinished call fails, it undoes a session-scoped
+ * Push a mark.  If the unfinished call fails, the mark undoes a session-scoped
  * acquire of this session's ticket, or ends the claims on a lease's ticket and
  * on its announcement.  The caller has called dlock_xact_prepare().
  */
@@ -328,7 +328,7 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
-/* Keep what a mark would undo.  The mark is a copy, no longer in force. */
+/* Keep what a dropped mark would have undone.  "mark" is a copy of it. */
 static void
 keep_mark(const Mark *mark)
 {
@@ -420,7 +420,7 @@ dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 	}
 }
 
-/* Undo the latest acquire, transaction-scoped or by the unfinished call. */
+/* Undo the acquire of the latest mark, a MARK_UNDO or MARK_TAKEN. */
 void
 dlock_xact_undo_latest(void)
 {
@@ -531,8 +531,8 @@ dlock_xact_watch(DlockWatch *watch)
 }
 
 /*
- * Drop the marks of a watch that is about to end, or of all watches.  Marks
- * keep their places, because a DlockStatement has the number of earlier marks.
+ * Drop the marks of a watch that is about to end, or of all watches.  Dropped
+ * marks keep their places, because a DlockStatement counts the earlier marks.
  */
 void
 dlock_xact_unwatch(const DlockWatch *watch)
@@ -547,7 +547,7 @@ dlock_xact_unwatch(const DlockWatch *watch)
 
 /*
  * Let the (sub)transaction commit only while this ticket holds.  It must be
- * this session's ticket, or the caller must have its lease's role's rights.
+ * this session's ticket, or that of a lease that the caller may use.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
@@ -589,8 +589,8 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * Pin the guards' tickets, so that the next tickets are not granted before the
- * commit is visible (I24).  Raises 55L01 if a ticket is lost; rollback unpins.
+ * Pin the guards' tickets: the next tickets are granted once the commit is
+ * visible (I24).  If a ticket is lost, raises 55L01.  A rollback unpins all.
  */
 static void
 pin_guards(void)
@@ -689,7 +689,7 @@ static void
 at_xact_end(XactEvent event, void *arg)
 {
 	dlock_lone_call_end(event == XACT_EVENT_PRE_COMMIT);
-	/* an exit commits a transaction of its own, which has no guards */
+	/* a transaction that PostgreSQL commits during an exit has no guards */
 	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE)
