@@ -56,14 +56,14 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* Where a lock's latest removal is noted; locks can share this place */
+/* The place that notes a lock's latest removal; several locks can share it */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
-/* The rest of dlock_journal_removal(), for a space with removals */
+/* dlock_journal_removal() calls this if the space has had any removal. */
 XLogRecPtr
 dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
 {

@@ -3,12 +3,12 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in its space's list while it is open.  If a row was written for
- * it, the lease then stays there until the removal of the row is in the WAL.
+ * A lease is in its space's list while it is open.  After that, a lease with a
+ * row stays in the list until the removal of the row is in the WAL.
  *
  * The deadline alone tells whether a lease is open (I13).  Renewals move it
  * without a lock.  If a lease runs out, its deadline becomes DLOCK_RAN_OUT
- * before a process reports this, and becomes 0 later.  A close sets 0 at once.
+ * before any process treats the lease as gone, and 0 later.  A close sets 0.
  *
  *-------------------------------------------------------------------------
  */
@@ -177,8 +177,9 @@ dlock_lease_claim(DlockLease *lease)
 }
 
 /*
- * If a lease has run out, or if "always" is set, make its deadline 0.  If it
- * has run out, begin its delay.  Call this before any ticket leaves the lease.
+ * If a lease has run out, make its deadline 0 and begin its delay, which keeps
+ * its locks closed.  If "always" is set, make the deadline of an open lease 0,
+ * too, without a delay.  Must be called before any ticket leaves the lease.
  */
 void
 dlock_lease_be_over(DlockLease *lease, bool always)
@@ -290,7 +291,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	lease->record.finished = true;
 	LWLockRelease(&space->lease_lock);
-	/* the table of numbers has a single lease's ticket, not the lease */
+	/* a single lease is found by its ticket's number (id_table.c) */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
 	dlock_lease_begin_change(space);
@@ -310,7 +311,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 
 /*
  * Open a lease, with the lease lock held.  Its ttl starts, unless the lease is
- * attached to a session, or belongs to an heir whose session still waits.
+ * attached to a session, or is for an heir (I17), whose grant starts the ttl.
  */
 void
 dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
@@ -343,9 +344,9 @@ dlock_lease_enter(DlockLease *lease)
 }
 
 /*
- * Make a lease, still outside the table of numbers, and begin a use by the
- * caller.  The role's name (NULL: the current user's) is stored after "size"
- * bytes.  Does not check the memory limit.
+ * Make a lease, and use its record (dlock_record_use()), but do not enter it
+ * into the table of numbers.  The role's name (NULL: the current user's) is
+ * stored after "size" bytes.  Does not check the memory limit.
  */
 static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
@@ -403,7 +404,7 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 
 /*
  * Raise 42501 if the current user may not use a lease.  The lease's role must
- * still have the stored name: after a restore, its OID can be another role's.
+ * still have the stored name: after a restore, another role can have its OID.
  */
 void
 dlock_lease_check_rights(const DlockLease *lease)
@@ -430,8 +431,8 @@ dlock_lease_check_rights(const DlockLease *lease)
 }
 
 /*
- * Find a lease by number, and begin a use by the caller.  Returns NULL if the
- * lease is gone.  Raises 42501 if the current user may not use the lease.
+ * Find a lease by number, and use its record.  Returns NULL if the lease is
+ * gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLease *
 dlock_lease_find(DlockSpace *space, int64 number)
@@ -522,7 +523,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start a lease's ttl; returns false if the ttl runs or the lease is gone. */
+/* Start the ttl; returns false if it already runs, or if the lease is gone. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {

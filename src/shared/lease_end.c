@@ -4,9 +4,9 @@
  *	  The end of leases and of their tickets, and the loading of tickets.
  *
  * An entry's lock must be taken before the lease lock.  So a lease's tickets
- * are picked one by one and ended through queue.c.  A ticket that has ended is
- * marked, and stays in its lock until the removal of its row is in the WAL.
- * Then dlock_lease_settle() takes it out.  Without a row, it leaves at once.
+ * are picked one by one and ended through queue.c.  A ticket without a row
+ * leaves its lock at once.  A ticket with a row is marked for the worker, and
+ * stays until the removal of the row is in the WAL (dlock_lease_settle()).
  *
  *-------------------------------------------------------------------------
  */
@@ -36,9 +36,7 @@ first_ticket(DlockSpace *space, DlockLease *lease)
 	return ticket;
 }
 
-/*
- * End all tickets of a lease; returns how many, or -1 if "until" came first.
- */
+/* End a lease's tickets; returns how many, or -1 if "until" came first. */
 static int64
 end_tickets(DlockSpace *space, DlockLease *lease, uint32 event, uint64 until)
 {
@@ -151,7 +149,7 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 
 /*
  * A session drops the ticket that it made.  If no lease has adopted the
- * ticket, it is GONE.  Then wake the other calls for the same request, which
+ * ticket, it is GONE.  If so, wake the other calls for the same request, which
  * wait for a change of the ticket, and drop the lock's reference.
  */
 void
@@ -242,8 +240,8 @@ dlock_lease_release(DlockSpace *space, int64 number)
 #define STEP	256
 
 /*
- * Release the locks that a delay keeps; returns false if "until" came first.
- * Then another process can continue, because delay_ends has passed.
+ * End a lease's delay, which keeps locks closed; returns false if "until" came
+ * first.  Then another process can continue, because delay_ends has passed.
  */
 static bool
 end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
@@ -346,11 +344,11 @@ dlock_lease_end_all(DlockSpace *space)
 }
 
 /*
- * For the worker: end a lease if it is due, and its delay if that is over.
- * Complete an end that another process has begun.  Returns the monotonic time
- * of the next look: 0 for never, the current time if "until" came first.  If
- * the caller must log that the lease ran out, *expiry describes the lease;
- * otherwise expiry->lease is 0.
+ * For the worker: end a lease if it is due, and its delay if delay_ends has
+ * passed.  Complete an end that another process has begun.  Returns the
+ * monotonic time of the next look: 0 for never, the current time if "until"
+ * came first.  If the caller must log that the lease ran out, *expiry
+ * describes the lease; otherwise expiry->lease is 0.
  */
 uint64
 dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
@@ -405,8 +403,8 @@ first_lease(DlockSpace *space)
 }
 
 /*
- * Nothing can be written any more: finish the records that are over, and leave
- * the others to the processes that use them.
+ * Empty the journal, because the tables are gone.  Finish the records that are
+ * over, and leave the others to the processes that use them.
  */
 static void
 abandon_journal(DlockSpace *space)

@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * lease_ttl.c
- *	  Another ttl or a higher durability for an open lease.
+ *	  Changes of the ttl, and of the durability, of an open lease.
  *
- * Until a new ttl is durable, and if the call fails, the shorter of both ttls
- * counts.  The row gets the new ttl at once.  So, after a heartbeat, no server
- * honours a lease for longer than a standby's row says (I21).
+ * The shorter of the old and new ttl counts until the new ttl is durable, and
+ * if the call fails.  The row gets the new ttl at once.  So after a heartbeat,
+ * no server honours a lease for longer than a standby's row says (I21).
  *
  * The deadline moves at once to now plus the new ttl.  A later deadline is
  * safe, because standbys' answers limit the lease's life, too.  The lease is
