@@ -51,8 +51,8 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 
 /*
  * A lease's ticket has changed.  Wake the worker, which writes the change
- * before it wakes sessions and announces events.  If an heir is granted, wake
- * its session instead, because the heir's row may be written already.
+ * before it wakes sessions and announces events.  If an heir (I17) is granted,
+ * wake its session instead, because the heir's row may be written already.
  */
 static void
 wake_for_lease(DlockWakeups *wakeups, DlockLeaseTicket *ticket, uint32 event)
@@ -130,7 +130,8 @@ hold(DlockLock *lock, DlockTicket *ticket)
 
 /*
  * Notify each holder once that the lock is wanted (I28).  Notified holders are
- * first in the list.  Set "wanted" early: see dlock_session_enqueue().
+ * first in the list.  Set "wanted" before reading the announcement: see
+ * dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -425,9 +426,8 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with this session's spare ticket.  If the outcome is not GRANTED
- * or QUEUED, or error 53200 is raised, nothing has changed, and the ticket
- * stays spare.
+ * Join a lock with this session's spare ticket.  If the outcome is neither
+ * GRANTED nor QUEUED, or if error 53200 is raised, nothing has changed.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -671,7 +671,7 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 
 /*
  * End a ticket of this backend, held or waiting, unless it is gone.  A pinned
- * ticket is ENDING until its last pin is released.  A ticket stays if its
+ * ticket is ENDING until its last pin is removed.  A ticket stays if its
  * lease has adopted it for another client.  The ticket has joined "lock",
  * whose entry exists as long as the ticket is not GONE (I7).
  *
@@ -726,7 +726,7 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 /*
  * Claim another call's ticket, so that the ticket stays if that call fails.
  * If "adopt" is set, the ticket's lease adopts it.  If a session waits with
- * the ticket, it waits as for any lease's ticket from then on.  Returns false
+ * the ticket, the session then waits as for any lease's ticket.  Returns false
  * if the ticket or its lease is gone.  The caller must wake the worker.
  */
 bool
@@ -802,7 +802,7 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 
 /*
  * The event to tell when an ENDING ticket loses its last pin: RELEASED if a
- * session's ticket was ended by force, or 0.  A lease's owner was told before.
+ * session's ticket was ended by force, else 0.  A lease's owner knows already.
  */
 static uint32
 event_of_unpinning(DlockTicket *ticket)
@@ -814,7 +814,7 @@ event_of_unpinning(DlockTicket *ticket)
 	return DLOCK_EVENT_RELEASED;
 }
 
-/* Remove a pin, and complete an end that waited for this.  Raises nothing. */
+/* Remove a pin; the last one lets an ENDING ticket end.  Raises nothing. */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {

@@ -116,8 +116,8 @@ describe_forced(DlockForced *forced, const DlockLock *lock, DlockTicket *ticket)
 }
 
 /*
- * End a ticket, or the delay by which it closes its lock.  Returns false if
- * the ticket had ended before, and neither a pin nor a delay keeps it.
+ * End a ticket, and the delay, if any, that keeps its lock closed.  Returns
+ * false if the ticket had ended before, and neither a pin nor a delay kept it.
  */
 static bool
 end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,

@@ -42,7 +42,7 @@ quorum_of(int durability)
 	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 }
 
-/* Have standbys acknowledged a position at a level, or do they not count? */
+/* Have standbys acknowledged a position at a level?  True if none count. */
 bool
 dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 {
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* lock out PostgreSQL: it wakes waiters before it changes the setting */
+	/* take the lock: PostgreSQL wakes waiters before it changes the setting */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -59,14 +59,14 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	return acknowledged;
 }
 
-/* When was the latest heartbeat acknowledged at this level sent? */
+/* When the latest heartbeat that is acknowledged at this level was sent */
 uint64
 dlock_quorum_confirmed(DlockSpace *space, int durability)
 {
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note that a heartbeat sent at "moment" was answered, if no later one was. */
+/* Note the answer to a heartbeat sent at "moment", if none later was noted. */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -78,7 +78,7 @@ note_answer(DlockSpace *space, int quorum, uint64 moment)
 		;
 }
 
-/* Remove heartbeats up to a position; returns the last one's time, or 0. */
+/* Remove heartbeats up to a position; returns when the last was sent, or 0. */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 {

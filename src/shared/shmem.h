@@ -60,8 +60,8 @@
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
  * GRANTED and ENDING ones among its holders, GONE ones in neither.  A LEAVING
  * ticket no longer waits, and an ENDING one no longer holds.  A lease's ticket
- * stays LEAVING or ENDING until the removal of its row is in the WAL.  A
- * ticket also stays ENDING while a commit pins it or a delay keeps it.
+ * stays LEAVING or ENDING until the removal of its row is in the WAL.  A pin
+ * by a commit, or a delay of the lease, also keeps a ticket ENDING.
  *
  * Only the backend that made a session's ticket frees it.  So this backend can
  * read the state without a lock.  References to a lease's ticket are counted.
@@ -75,7 +75,7 @@ typedef enum DlockState
 	DLOCK_GONE
 } DlockState;
 
-/* A doubly linked list of links in the area */
+/* A doubly linked list of objects in the area, each with a DlockLink */
 typedef struct DlockLink
 {
 	dsa_pointer prev;			/* the list's lock protects both links */
@@ -109,7 +109,7 @@ typedef struct DlockAnnouncement
 	bool		orphaned;		/* no ticket owns it; it is freed once sent */
 	int64		number;			/* of the ticket */
 	bool		granted;		/* the grant is in "events", or was sent */
-	bool		wanted;			/* another ticket waits; sent if "granted" */
+	bool		wanted;			/* a ticket waits; not sent before "granted" */
 
 	/* set once, before another process can free the announcement */
 	bool		counted;		/* counted in DlockSpace.announced */
@@ -142,7 +142,7 @@ typedef struct DlockTicket
 								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;		/* 1 unless mode is DLOCK_SLOTS */
-	uint32		queue_length;	/* its first place in the queue; 0: no wait */
+	uint32		queue_length;	/* its place when it queued; 0: no wait */
 	uint32		pins;			/* commits in progress that pin it (I24);
 								 * protected by the lock entry's lock */
 	TimestampTz enqueued_at;
@@ -150,7 +150,7 @@ typedef struct DlockTicket
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;		/* below 0: see dlock_ticket_begin_wait() */
 
-	/* the same lock; changes for a lease also need the lease lock (I19) */
+	/* same lock; changes to a lease's ticket also need the lease lock (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
@@ -165,8 +165,8 @@ typedef struct DlockTicket
 } DlockTicket;
 
 /*
- * The part of a lease or lease's ticket for its row.  A process that changes
- * the lease or ticket marks the record; the worker writes the row (journal.c).
+ * The part of a lease, or of a lease's ticket, for its row.  A process that
+ * changes the lease or ticket marks the record, and the worker writes the row.
  */
 typedef struct DlockRecord
 {
@@ -212,15 +212,15 @@ typedef struct DlockRetiming
 	dsa_pointer lease;			/* DlockLease */
 
 	/* protected by the space's lease lock */
-	int64		next_ttl;		/* ttl in the row, in us; 0: the lease's own */
+	int64		next_ttl;		/* ttl in the row, in us; 0: the lease's ttl */
 	bool		listed;			/* listed, with a reference to the lease */
 } DlockRetiming;
 
 /*
  * A lease is open while its deadline is in the future.  After that, a process
  * must set DLOCK_RAN_OUT, by compare-and-exchange, before it treats the lease
- * as gone.  DLOCK_RAN_OUT becomes 0 under the lease lock, when the delay
- * begins.  A close sets 0 at once.  0 is final (I13).
+ * as gone.  Before any ticket ends, DLOCK_RAN_OUT becomes 0 under the lease
+ * lock, and any delay begins.  A close sets 0 at once.  0 is final (I13).
  *
  * A single lease has no row, delay, session or info, and no fields for these.
  * Its first ticket is stored behind it, at DLOCK_SINGLE_LEASE_SIZE.
@@ -232,7 +232,7 @@ struct DlockLease
 	int64		number;
 	Oid			role;			/* owner; the memory counts for this role */
 	uint16		role_name;		/* offset of the owner's name, at the end */
-	bool		single;			/* for one ticket, and with its number */
+	bool		single;			/* has one ticket, and that ticket's number */
 
 	/* used only by the session that makes the lease */
 	bool		has_place;		/* its ticket's memory is not used yet */
@@ -257,7 +257,7 @@ struct DlockLease
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
-	/* the least dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: no limit yet */
+	/* minimum of dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: not yet set */
 	pg_atomic_uint64 confirmed;
 
 	/* atomic */
@@ -327,7 +327,7 @@ typedef struct DlockLeaseTicket
 	bool		leaves;			/* its end is in the journal or the WAL */
 
 	/* changed under the lease lock; the worker reads it without a lock */
-	int8		announce_at;	/* the level at which its grant is announced */
+	int8		announce_at;	/* durability needed to announce its grant */
 
 	/*
 	 * The lease's durability when the row first said granted, and that row's
@@ -339,13 +339,13 @@ typedef struct DlockLeaseTicket
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in a list of its lease */
 	dsa_pointer redirection;	/* replaces ticket.announcement once the row
-								 * has its channel; or invalid */
+								 * has the new channel; or invalid */
 
 	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
 } DlockLeaseTicket;
 
-/* A lock in use or with set slots.  I1 to I4 hold for an unlocked entry. */
+/* The entry of a lock that is in use or has slots set (I4) */
 typedef struct DlockLock
 {
 	/* immutable */
@@ -362,7 +362,7 @@ typedef struct DlockLock
 	uint32		closed;			/* holders that a delay keeps (I16) */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
-	bool		leased:1;		/* a lease has held it since it was free */
+	bool		leased:1;		/* a lease held it since it was last free */
 	bool		settled:1;		/* set_slots changed before dlock_slots was
 								 * loaded; this keeps the entry */
 
@@ -380,7 +380,7 @@ typedef struct DlockLock
 /* Buckets of a new partition; a power of 2 */
 #define DLOCK_FIRST_BUCKETS	16
 
-/* How often a partition can double; no segment has more than 64 MB */
+/* How often a partition's buckets can double; the last time takes 64 MB */
 #define DLOCK_SEGMENTS	20
 
 /* A partition's buckets, protected by its lock; see buckets.c */
@@ -393,13 +393,13 @@ typedef struct DlockBuckets
 	dsa_pointer segments[DLOCK_SEGMENTS];	/* the other buckets; set once */
 } DlockBuckets;
 
-/* Size of an array that is indexed by database; a power of 2 */
+/* Size of the array "queued", which is indexed by database; a power of 2 */
 #define DLOCK_QUEUED_BUCKETS	64
 
 /* A partition of the table of locks; see lock_table.c */
 typedef struct DlockPartition
 {
-	/* protects the fields below, and all entries here with their tickets */
+	/* protects the fields below, and the partition's entries and tickets */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockLock */
 	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue */
@@ -437,7 +437,7 @@ typedef struct DlockWatched
 	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* changed under that and the outbox's lock; read under one, exclusive */
+	/* set under this and the outbox's lock; read under either, exclusively */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
@@ -463,7 +463,7 @@ typedef struct DlockWatch
 	/* protected by the outbox's lock */
 	bool		armed;			/* the session's LISTEN is in effect */
 	uint64		told;			/* value of "changes" told last; 0: none yet */
-	uint64		telling;		/* DlockTelling.number of its latest copy */
+	uint64		telling;		/* DlockTelling.number when last copied */
 } DlockWatch;
 
 /* Buckets of dlock_wait_histogram; the last has no bound (counter.c) */
@@ -519,7 +519,7 @@ typedef struct DlockContention
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
-/* Places of "removed", a power of 2; two locks in use rarely share a place */
+/* Size of DlockSpace.removed; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
 
 /* Least number of dead rows for which the tables of leases are vacuumed */
@@ -553,7 +553,7 @@ typedef struct DlockLoading
 	int			part;			/* DlockLoadPart in progress */
 	int64		last;			/* number of the latest row read in "part" */
 
-	/* rows from elsewhere: how many, and where the first one is from */
+	/* rows of other systems or databases: how many, and whose the first is */
 	uint64		num_foreign;
 	uint64		foreign_system;
 	Oid			foreign_database;
@@ -565,7 +565,7 @@ struct DlockSpace
 	/* immutable */
 	DlockSpaceKey key;
 
-	/* every acquire writes next_ticket; keep other fields off its line */
+	/* every acquire writes next_ticket: keep the rest off its cache line */
 	char		padding1[PG_CACHE_LINE_SIZE];
 
 	/* changed under mutex or by dlock_ticket_draw() */
@@ -604,12 +604,12 @@ struct DlockSpace
 	DlockLoading loading;
 
 	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* number of "settled" entries, or greater */
+	pg_atomic_uint32 settled;	/* at least the number of "settled" entries */
 	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
-	pg_atomic_uint64 lock_told_at;	/* when a locked table was last logged */
+	pg_atomic_uint64 lock_told_at;	/* when a load last logged a lock wait */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest failed write */
 
@@ -630,7 +630,7 @@ struct DlockSpace
 
 	/*
 	 * Upper half: the OID of a table that the worker could not lock in time.
-	 * Lower half: since when, monotonic modulo 2^32.  0: no such table.
+	 * Lower half: time of the first failure, modulo 2^32.  0: no such table.
 	 */
 	pg_atomic_uint64 blocked_on;
 	pg_atomic_uint64 next_due;	/* when a lease is due; set as a worker ends */
@@ -638,7 +638,7 @@ struct DlockSpace
 	pg_atomic_uint32 vacuum_at; /* dead_rows at which a vacuum starts */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
 
-	/* by lock's hash: end of the latest commit that removed a holder's row */
+	/* by lock's hash: end of the latest commit that removed a row; I15, I18 */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
 	/* totals, without the counts still in DlockBackends (counter.c) */
@@ -704,8 +704,8 @@ typedef struct DlockAccount
 	uint32		users;			/* backends that have it open */
 
 	/* atomic */
-	pg_atomic_uint32 sponsor;	/* session user that it counts for, too; 0:
-								 * none, or the role itself */
+	pg_atomic_uint32 sponsor;	/* session user for which it counts, too;
+								 * 0: none, or the role itself */
 	pg_atomic_uint64 used;		/* bytes reported by backends */
 } DlockAccount;
 

@@ -23,7 +23,7 @@
 #include "shared/buckets.h"
 #include "shared/inner.h"
 
-/* Least microseconds between two messages about a name */
+/* Minimum time between two messages about a name, in microseconds */
 #define INTERVAL		10000
 #define INTERVAL_EACH	5		/* added for each watch */
 
@@ -328,10 +328,10 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 }
 
 /*
- * Begin to tell the watches of a name.  Sets telling->change to the count of
- * changes; the caller must read the holder afterwards (I29).  The name goes to
- * the end of the list and is not due for at least INTERVAL.  If no watch is
- * left, the name is freed, and this returns false.
+ * Begin or continue a round, which tells all watches of a name.  Sets
+ * telling->change to the count of changes; the caller must read the holder
+ * afterwards (I29).  The name goes to the end of the list and is not due for
+ * at least INTERVAL.  If no watch is left, frees the name and returns false.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
