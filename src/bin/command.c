@@ -25,7 +25,7 @@
 static pid_t front_process;
 static pid_t front_process_group;
 static int	terminal = -1;
-static bool takes_terminal;		/* does the command take it as it starts? */
+static bool takes_terminal;		/* the command takes the terminal at start */
 static sigset_t inherited_mask;
 static bool ignored[NSIG];
 static timer_t step_timer;
@@ -207,7 +207,7 @@ arm_timers(void)
 
 /*
  * Start the command.  Returns its process group or, with errno set, 0.  Does
- * not wait until the command is executed: Ctrl-Z can stop it before.
+ * not wait for exec, because Ctrl-Z can stop the new process before.
  */
 pid_t
 command_start(char **argv)
@@ -318,7 +318,7 @@ command_stopped_by(void)
 	return signo;
 }
 
-/* Returns errno if the command, which has ended, was not executed; else 0. */
+/* Returns the errno of exec if the ended command was never executed, or 0. */
 int
 command_exec_error(void)
 {
@@ -433,7 +433,7 @@ command_look(void)
 	tree_terminated = ends_tree;
 	if (ended && !(terminated && others))
 	{
-		/* before another group can get the number of this one */
+		/* do this before another group can get this group's number */
 		if (terminal >= 0 && tcgetpgrp(terminal) == group)
 			tcsetpgrp(terminal, front_process_group);
 		block_alarm(SIG_BLOCK);

@@ -101,8 +101,8 @@ leave_signals_to_front(void)
 
 /*
  * Does the command have the terminal from its start?  It does if this process
- * leads its job and no other process of the job, such as a pager, can want it.
- * Otherwise the command gets the terminal after it was stopped for using it.
+ * leads its job, and no pager or other process of the job can want a terminal.
+ * Otherwise the command gets the terminal after a stop by SIGTTIN or SIGTTOU.
  */
 static bool
 shall_lend_at_once(void)

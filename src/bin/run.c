@@ -198,8 +198,8 @@ await_event(int fd, short events, int64 until, bool heed_end)
 
 /*
  * Wait for an answer of the server.  If the command ends, give up the answer
- * and the connection.  Not with --session, because that would lose the lock;
- * nor with --every, because short commands could interrupt all renewals.
+ * and the connection.  With --session or --every, continue to wait: a session
+ * would lose the lock, and short commands could interrupt all renewals.
  */
 static bool
 await_answer(int fd, short events, int64 until)
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and "length", if that is not negative. */
+/* Call a function with the ticket and, if it is not negative, "length". */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -377,7 +377,7 @@ at_least_fits(void)
 	return fits && fits[0] == 't';
 }
 
-/* Try once, with a connection.  "until" is the end of the whole wait. */
+/* Try once, on an open connection.  "until" is the end of the whole wait. */
 static Outcome
 try_to_get_lock(int64 until)
 {
@@ -454,13 +454,13 @@ get_lock(void)
 }
 
 /*
- * Giving it back
+ * Giving back the lock
  */
 
 /*
  * Release the lock, or keep it for the rest of --at-least.  A session's lock
- * ends with the session.  Returns false if the lock was lost before, or if a
- * session cannot tell.  If "until" comes first, the lease's ttl ends the lock.
+ * ends with the session.  Returns false if the lock had been lost or, with
+ * --session, may have been.  After "until", the lease's ttl ends the lock.
  */
 static bool
 give_back(int64 until)
@@ -531,7 +531,7 @@ set_environment(void)
 	setenv(opt.session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
 }
 
-/* Is the connection lost?  Called if it is readable without a request. */
+/* Is the connection lost?  Called if it has input while no request runs. */
 static bool
 connection_is_lost(void)
 {

@@ -6,7 +6,7 @@
  * See "Loading" in src/README.  A caller loads up to DLOCK_ROWS_AT_ONCE rows
  * of each table.  If there are more, the worker loads them, because a caller
  * can run out of time.  If there is no worker, or if it has failed, the caller
- * loads all rows, and so meets the worker's error or the locked table.
+ * loads all rows, and raises the worker's error or waits for the locked table.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,7 +32,7 @@
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
 #define LOOK_MS				1000	/* between checks that there is a worker */
-#define NO_WORKER_MS		3000	/* wait for a worker before callers load */
+#define NO_WORKER_MS		3000	/* how long callers wait for a worker */
 #define WORKER_TURN_MS		1000	/* after this, the worker unlocks tables */
 #define TELL_MS				500 /* longer waits for a lock are logged */
 #define SILENCE_MS			60000	/* between log messages about such waits */
@@ -41,7 +41,7 @@
 /*
  * Begin the ttls of the loaded leases.  Returns false after "until".
  *
- * If standbys count for a lease, wait until they acknowledge a record that is
+ * If a lease needs standbys, wait until they acknowledge a record that is
  * written now.  A replaced server gets no answer, and so honours no lease.
  * The ttls count from a time before the write, because this server may be
  * replaced once standbys have the record.  If the answer takes more than a
@@ -55,7 +55,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
-	/* a call that returns a loaded ticket waits until this is durable */
+	/* a call that returns a loaded ticket waits until the record is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots; other processes may, too.  Returns false after "until". */
+/* Load dlock_slots, not necessarily alone.  Returns false after "until". */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -433,7 +433,7 @@ load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 	return false;
 }
 
-/* Let the worker load; if it fails, load.  Returns false after "until". */
+/* Wait for the worker to load, or load here.  Returns false after "until". */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -462,7 +462,7 @@ dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 		wait_for_load(space, until);
 }
 
-/* Returns this database's space, loaded, for calls on leases or all locks. */
+/* Load and return this database's space, for calls on leases or all locks. */
 DlockSpace *
 dlock_loaded_space(void)
 {
@@ -486,8 +486,8 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 /*
  * Load the rows that a session's request for a name needs.  If no row has the
  * name, the request needs no row, because no row is added before all rows are
- * loaded (I22).  Returns false after the timeout; then *leased, initially
- * false, is true if a row was found to have the name.  "leased" can be NULL.
+ * loaded (I22).  Returns false after the timeout.  If a row was found to have
+ * the name, sets *leased, which the caller initializes.  "leased" can be NULL.
  *
  * The caller loads if one step of each table is enough and all locks are free;
  * otherwise the worker loads.  dlock_slots is loaded in any case.

@@ -3,8 +3,8 @@
  * write.c
  *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * Only the worker writes (worker/writer.c), without SQL: starting statements
- * would cost more than a batch's few rows.
+ * Only the worker (worker/writer.c) writes.  It uses no SQL, because starting
+ * statements would cost more than writing a batch's few rows.
  *
  *-------------------------------------------------------------------------
  */
@@ -88,7 +88,7 @@ open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* between this and the reading of the indexes, no invalidation may come */
+	/* process no invalidation from here until the indexes are listed */
 	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows of a copy, and of tickets that ended with their lease.  Look
- * only at the rows: a look-up by number may miss a record that has a row.
+ * Delete rows from a database copy, and rows of tickets that ended with their
+ * lease.  Look only at rows: a look-up by number may miss a record with a row.
  */
 void
 dlock_rows_remove_dead(void)

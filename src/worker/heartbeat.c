@@ -14,7 +14,7 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-/* Number of known leases for which standbys count, by class */
+/* Number of known leases that need heartbeats, by class */
 static uint32 counts[64];
 
 static uint64 next_heartbeat = 0;
@@ -22,7 +22,7 @@ static uint64 next_heartbeat = 0;
 /*
  * A lease of class n needs a heartbeat in each quarter of 2^n us.  A lease of
  * class -1 needs none.  With remote_apply, twice as many heartbeats are
- * needed, because an answer reports what was replayed at the previous one.
+ * needed: a standby reports a heartbeat's replay only when the next one comes.
  */
 static int
 class_of(const DlockLease *lease)

@@ -44,7 +44,7 @@
 								 * logged */
 #define OWNER_PATIENCE_MS	1000
 
-/* Set what ALTER DATABASE and ALTER ROLE must not change. */
+/* Set the settings that ALTER DATABASE and ALTER ROLE must not change. */
 static void
 pin_settings(void)
 {
@@ -147,7 +147,7 @@ static volatile sig_atomic_t cancel_requested = false;
 
 /*
  * SIGINT handler: ignore a cancel, because the work would only be repeated.
- * But if lock_timeout sent the signal, as its indicator says, raise its error.
+ * But if lock_timeout sent the signal, raise the error of the timeout.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -383,7 +383,7 @@ dlock_task_perform(DlockTask *task)
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(TopMemoryContext);
-	/* if a lock timeout came after the wait, it must not cancel anything */
+	/* if lock_timeout fired after the wait for the lock, ignore the timeout */
 	if (get_timeout_indicator(LOCK_TIMEOUT, true))
 		QueryCancelPending = false;
 	if (failed)

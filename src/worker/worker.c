@@ -41,7 +41,7 @@
 #define PATIENCE_MS		1000	/* how long lock timeouts are not logged */
 #define LEAVE_MS		1000	/* a terminated worker ends if the journal has
 								 * not got shorter for this long */
-#define TWICE_MS		100		/* a second signal so soon is a duplicate */
+#define TWICE_MS		100		/* signals within this time count as one */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
 #define STAY_LOOK_MS	10		/* between checks for these sessions */
 #define LOOK_MS			2000	/* between checks that the extension exists */
@@ -52,7 +52,7 @@
 #define SOON_MS			5000	/* worker stays if a lease is due this soon */
 #define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
 #define SURE_MS			100		/* ... and if the database seems locked */
-#define SURE_LOOKS		3		/* refused commands lock a database briefly */
+#define SURE_LOOKS		3		/* checks in a row; some locks are brief */
 #define FIRST_PAUSE_MS	100		/* after one early death; doubles with each */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
@@ -82,7 +82,7 @@ static bool knows_all = false;
 
 #define LEARN_AT_ONCE	256		/* leases per step */
 
-/* Forget all leases, so that the worker learns of them again. */
+/* Drop the collected leases.  The worker then learns of all leases again. */
 static void
 forget_leases(void)
 {
@@ -103,7 +103,7 @@ let_go(void)
 
 /*
  * Leave the office.  Then start the next worker if there is work, because work
- * may have come just before (I20).  If makes_way is set, sessions start one.
+ * may have come just before (I20).  If makes_way is set, sessions start it.
  */
 static void
 resign(int code, Datum arg)
@@ -138,8 +138,8 @@ static uint64 next_look = 0;
 
 /*
  * SIGTERM handler: write the journal first, so that locks released before a
- * shutdown are free after it.  A second signal ends the worker at once, unless
- * it comes within TWICE_MS: the postmaster signals a process and its group.
+ * shutdown are free after it.  A second signal ends the worker at once, but is
+ * ignored within TWICE_MS: the postmaster signals a process and its group.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -211,7 +211,7 @@ collect_unknown(void)
 	LWLockRelease(&my_space->lease_lock);
 }
 
-/* Remember those of a lease's grants that may have to be announced. */
+/* Remember the grants of a lease, if they may have to be announced. */
 static void
 learn_of_grants(DlockLease *lease)
 {
@@ -354,9 +354,9 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions, too.  As a session ends, it withdraws its requests
- * that are not durable, so the worker stays until all sessions have ended, but
- * at most STAY_MS: walsenders that have called dlock end after the worker.
+ * A shutdown ends sessions, too.  A session that ends withdraws requests that
+ * are not durable.  So the worker waits for sessions, but at most STAY_MS,
+ * because a walsender that has called dlock ends only after the worker.
  */
 static bool
 stays_for_sessions(void)
@@ -398,7 +398,7 @@ write_the_rest(void)
 	ProcDiePending = InterruptPending = true;
 }
 
-/* After SIGTERM, end.  While sessions stay, return when to check again. */
+/* After SIGTERM, end, or return when to check again for sessions that stay. */
 static uint64
 leave_if_told(void)
 {
@@ -433,7 +433,7 @@ have_tables_vacuumed(void)
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
 		dlock_office_holder(my_space, DLOCK_VACUUM) >= 0)
 		return;
-	/* report now: after the vacuum, removed rows would count as dead again */
+	/* dead rows reported after the vacuum would count as not yet removed */
 	(void) pgstat_report_stat(true);
 	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
@@ -479,8 +479,8 @@ terminate(DlockOffice office)
 }
 
 /*
- * Does a process wait for dlock's processes, to drop, rename or copy the
- * database?  If so, this ends the sender and the vacuum process, and the
+ * Does a command that drops, renames or copies the database wait for dlock's
+ * processes?  If so, this ends the sender and the vacuum process, and the
  * caller must end, too.  Lowers *next to the time of the next check.
  */
 static bool
@@ -606,7 +606,7 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		/* after us the segment may be freed: the journal must be empty */
+		/* the segment may be freed after us, so the journal must be empty */
 		gives_way = my_space->journal.length == 0 &&
 			dlock_process_gives_way();
 		if (gives_way)
