@@ -3,7 +3,7 @@
  * shared.h
  *	  Functions on state that sessions and background processes share.
  *
- * Other rooms of src (see src/README) include only this header of shared/.
+ * Other directories of src include only this header of shared/ (src/README).
  *
  *-------------------------------------------------------------------------
  */
