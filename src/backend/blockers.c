@@ -2,7 +2,7 @@
  *
  * blockers.c
  *	  The backends, leases and prepared transactions at the root of waits,
- *	  for dlock_blockers.
+ *	  for the view dlock_blockers.
  *
  * graph.c collects all awaited locks, of this database's space and of
  * PostgreSQL's lock manager.  The vertices are backends, leases and prepared
@@ -11,11 +11,11 @@
  * the root: those that wait for the root, directly or not.  An enqueued ticket
  * counts as a waiting session.
  *
- * A place is a holder or waiter of a lock.  For each lock mode, a count visits
- * a place at most once: the places from the lock's done[mode] on are visited
- * already.  If several roots have only one place each, in the same lock and
- * modes, they share one count.  So the time grows with the number of places,
- * unless many roots have several awaited locks.
+ * A place is a holder or waiter of a lock.  The count for one root visits a
+ * place at most once for each lock mode: it has visited the places from the
+ * lock's done[mode] to the last.  If several roots have only one place each,
+ * in the same lock and modes, they share one count.  So the time grows with
+ * the number of places, unless many roots have several awaited locks.
  *
  * A waiting vertex behind no root is in a cycle, or waits for a vertex in a
  * cycle.  Such a cycle is a deadlock that is not detected yet.  Of each cycle,
@@ -265,8 +265,8 @@ typedef struct Summary
 	DlockGraphLock *lock;		/* the dlock lock with most waiters, or NULL */
 	const DlockGraphPlace *place;	/* the vertex's place in that lock */
 	int			behind;			/* number of waiters for that lock */
-	uint64		since;			/* earliest start of a wait for any of the
-								 * vertex's locks */
+	uint64		since;			/* earliest start of the first wait behind
+								 * each place of the vertex */
 	Datum		holds[MAX_HOLDS];
 	int			num_holds;
 } Summary;

@@ -38,7 +38,7 @@ dlock_session_attach(void)
 	}
 	if (dlock_my_backend == NULL)
 	{
-		/* set first, because an interrupt can come after attaching */
+		/* first: if an interrupt then ends the session, it must detach */
 		attached_here = true;
 		dlock_attach(false);
 	}
@@ -167,8 +167,8 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * Acquire several locks, all or none.  The keys have no duplicates, and are in
  * the order in which all calls acquire.  If a lock cannot be acquired in time,
  * returns false, with the lock's index in *failed and the reason in *outcome.
- * Except in transaction scope, each acquire leaves a mark, which the caller
- * must drop with dlock_xact_keep_result().  If the call fails, the rollback
+ * After true, except in transaction scope, the caller must drop the acquires'
+ * marks with dlock_xact_keep_result().  If an error is raised, the rollback
  * releases the locks, without a warning, because a warning takes interrupts.
  */
 bool
@@ -230,7 +230,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_replace(held->ticket, announcement, false);
-		/* from here on, the new channel is told of waiters that join */
+		/* repeat past events for the new channel, which hears later ones */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}

@@ -36,7 +36,7 @@ typedef enum MarkKind
 	MARK_TAKEN,					/* undo an unfinished call's acquire */
 	MARK_RESULT,				/* undo a complete call's acquire if its
 								 * statement is canceled or the session ends */
-	MARK_REDIRECTED,			/* undo an unfinished call's redirection */
+	MARK_REDIRECTED,			/* undo an unfinished dlock_xact_redirect() */
 	MARK_DROPPED				/* no action; about to leave the stack */
 } MarkKind;
 
@@ -50,7 +50,7 @@ typedef struct Mark
 	uint32		count;			/* number of acquires or calls */
 	bool		pinned;			/* MARK_GUARD: has it pinned the ticket? */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: announcement claim */
-	int			depth;			/* MARK_TAKEN, MARK_RESULT: earlier depth */
+	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before it */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
 } Mark;
 
@@ -68,7 +68,7 @@ typedef struct Guarded
 
 static HTAB *guarded = NULL;
 
-/* Context of the running statement; fn_mcxt of calls that it makes itself */
+/* Memory context of the running statement, and fn_mcxt of its own calls */
 static MemoryContext statement = NULL;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -250,7 +250,7 @@ end_mark(int number)
 	bool		is_commit = mark.level == 0;
 	DlockHeld  *held = mark.held;
 
-	/* no call is unfinished at a commit; guards were unpinned before */
+	/* guards are unpinned already, and no call is unfinished at a commit */
 	Assert(!mark.pinned && (!is_commit || mark.kind != MARK_TAKEN));
 	marks[number].kind = MARK_DROPPED;
 	if (mark.kind == MARK_GUARD)
@@ -279,7 +279,7 @@ end_mark(int number)
 							 held->xact_depth);
 	if (is_undone(&mark))
 		undo_taken(held, mark.depth);
-	/* arm nothing if the session has released the ticket since */
+	/* arm nothing if the session has released the ticket since the call */
 	if (mark.kind == MARK_ARM && (!is_commit || held->session_depth > 0))
 		dlock_announcement_end_claim(held->ticket, mark.claim, is_commit);
 	dlock_held_settle(held);
@@ -320,7 +320,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
-/* Push a mark, before a redirection of a lease's ticket begins. */
+/* Push a mark, before a lease's ticket gets another announcement. */
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
@@ -328,7 +328,7 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
-/* Keep what a dropped mark would have undone.  "mark" is a copy of it. */
+/* Keep what a dropped mark would have undone.  "mark" is its copy. */
 static void
 keep_mark(const Mark *mark)
 {
@@ -358,7 +358,7 @@ dlock_xact_keep(int count)
 
 /*
  * A call is complete.  If the executed statement itself made the call, the
- * marks stay until the statement ends, because a cancel discards the result.
+ * marks stay until its end, because a cancel before that discards the result.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -374,10 +374,10 @@ dlock_xact_keep_result(const FmgrInfo *function, int count)
 }
 
 /*
- * Begin a statement.  A cancel undoes the calls that the statement makes
- * itself; functions have statements of their own.  dlock_xact_end_statement()
- * or dlock_xact_fail_statement() must follow in any case, because another
- * statement's memory context can have the same address later.
+ * Begin a statement.  A cancel undoes the statement's own calls, but not calls
+ * in functions, because these have statements of their own.  Each statement
+ * must end with dlock_xact_end_statement() or dlock_xact_fail_statement(), as
+ * the memory context of another statement can have the same address later.
  */
 void
 dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
@@ -532,7 +532,7 @@ dlock_xact_watch(DlockWatch *watch)
 
 /*
  * Drop the marks of a watch that is about to end, or of all watches.  Dropped
- * marks keep their places, because a DlockStatement counts the earlier marks.
+ * marks stay on the stack, because num_marks of a DlockStatement counts them.
  */
 void
 dlock_xact_unwatch(const DlockWatch *watch)
@@ -589,8 +589,8 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * Pin the guards' tickets: the next tickets are granted once the commit is
- * visible (I24).  If a ticket is lost, raises 55L01.  A rollback unpins all.
+ * Pin the guards' tickets, so that no next ticket is granted until the commit
+ * is visible (I24).  Raises 55L01 if a ticket is lost.  A rollback unpins all.
  */
 static void
 pin_guards(void)

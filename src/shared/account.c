@@ -156,7 +156,7 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 /*
  * The limit of an account, in percent: the role's setting by ALTER ROLE.  If
  * the role has none, or if this session has logged in as the role, the limit
- * is the session's setting.  Reads the catalog once, and if "again" is set.
+ * is the session's setting.  Reads the catalog once, unless "again" is set.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -258,7 +258,7 @@ raise_role_limit(Account *account, int64 limit)
 
 /*
  * The memory that the session user takes, under all roles that it assumes: its
- * own account, the accounts that it sponsors, and the given account.
+ * own account, those that it sponsors (has_little()), and the given account.
  */
 static int64
 memory_of_session_user(Account *account)
@@ -281,10 +281,10 @@ memory_of_session_user(Account *account)
 }
 
 /*
- * Do the role and the session user both have little?  One session user can
- * assume many roles, and must not take the reserve once per role.  So the
- * session user becomes the account's sponsor.  The account then counts for its
- * role and its sponsor, until another session user with little replaces it.
+ * Does the role have little, and the session user, too, if not a superuser?  A
+ * session user can assume many roles, but must not take the memory kept for
+ * such roles once per role.  So it becomes the account's sponsor.  The account
+ * counts for role and sponsor, until another session user becomes the sponsor.
  */
 static bool
 has_little(Account *account, int64 limit)

@@ -6,9 +6,9 @@
  * An entry of the table of numbers is a DlockRecord itself.  An entry of the
  * table of requests is a DlockLeaseTicket.  Both tables use buckets.c.
  *
- * A single lease is found by its ticket's number.  For requests, see
- * lease_ticket.c.  Before a search releases the partition's lock, it takes a
- * reference to the entry that it found (I7).
+ * A single lease is found by its ticket's number.  Requests are hashed and
+ * compared in lease_ticket.c.  Before a search releases the partition's lock,
+ * it takes a reference to the entry that it found (I7).
  *
  *-------------------------------------------------------------------------
  */
@@ -40,8 +40,8 @@ partition_of(DlockIdPartition *table, uint32 hash)
 
 /*
  * Consecutive numbers have different partitions and neighbouring buckets, so
- * insertions and deletions in order hit the cache.  The higher bits are hashed
- * in, because there can be gaps: sessions' tickets are not in the table.
+ * insertions and deletions in order hit the cache.  Higher bits are hashed in,
+ * because otherwise numbers at regular distances would share a few partitions.
  */
 static inline uint32
 hash_number(int64 number)
@@ -88,8 +88,8 @@ dlock_ids_reserve(uint64 more)
 }
 
 /*
- * Insert a record, unless it is finished.  A record becomes finished before it
- * is deleted from the table, and is never inserted again.  Raises 53200.
+ * Insert a record, unless it is finished.  A record that ends is finished and
+ * then deleted from the table, so it is never inserted again.  Raises 53200.
  */
 void
 dlock_id_insert(DlockRecord *record)
@@ -190,8 +190,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * Find a ticket with the hash of "wanted" that is_wanted() accepts.  Returns
- * the ticket with a new reference, or NULL.  is_wanted() runs under an LWLock.
+ * Find a ticket that has the hash of "wanted" and that is_wanted() accepts.
+ * Returns it with a new reference, or NULL.  is_wanted() runs under an LWLock.
  */
 DlockLeaseTicket *
 dlock_request_find(const DlockLeaseTicket *wanted,

@@ -128,7 +128,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/* Insert or update a row.  A row from a database copy can have this number. */
+/* Insert a row, or update the one with this number, maybe a foreign one. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows from a database copy, and rows of tickets that ended with their
- * lease.  Look only at rows: a look-up by number may miss a record with a row.
+ * Delete rows that a database copy brought, and those of tickets that ended
+ * with their lease.  Use rows alone: the table of numbers may lack a record.
  */
 void
 dlock_rows_remove_dead(void)
