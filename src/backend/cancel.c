@@ -164,7 +164,7 @@ look_at_guards(void)
 
 /*
  * Begin or resume the checks.  Any error, even in a savepoint, disables the
- * timeout, and the end of a statement takes the explanation off the stack.
+ * timeout, and the end of a statement can take the explanation off the stack.
  */
 static void
 begin_looking(void)

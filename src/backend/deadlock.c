@@ -580,9 +580,9 @@ blocks_heavyweight(void)
  * false if the waits changed in each attempt: the caller must try again.
  *
  * If "thorough" is false, look only if a process waits for a heavyweight lock
- * of this backend.  Each cycle with waits of both kinds has a backend that
- * waits in dlock and holds such a lock.  A cycle with waits in dlock only is
- * closed by the wait that began last, and its backend looks thoroughly.
+ * of this backend.  In a cycle with waits of both kinds, a heavyweight wait is
+ * for a lock of a backend that waits in dlock.  In a cycle with waits in dlock
+ * only, the backend whose wait began last looks thoroughly.
  *
  * If "told" is true, another backend has chosen this backend as the victim.
  * Look in any case: maybe only this backend's place in a queue blocks others.

@@ -8,12 +8,12 @@
  * and of the transaction: the ticket ends when both counts are 0.  All memory
  * is allocated before the shared state changes, so nothing fails later (I10).
  *
- * A session can have many tickets under one name: permits, or enqueued
- * requests.  So that no call walks all of them, each name has a list of tickets
- * for each DlockHeldPlace, and counts of the tickets that are not lost.  A
- * queue is in the order of numbers, so if a ticket still waits, all later
- * tickets of the name wait, too.  A process that ends another backend's ticket
- * increments that backend's DlockBackend.lost.
+ * A session can have many tickets under one name, for permits or enqueued
+ * requests.  So that no call walks all of them, each name has a list of
+ * tickets for each DlockHeldPlace, and counts of the tickets that are not
+ * DLOCK_HELD_LOST.  A queue is in the order of numbers, so if a ticket still
+ * waits, all later tickets of the name wait, too.  A process that ends another
+ * backend's ticket increments that backend's DlockBackend.lost.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,7 +38,7 @@ int			dlock_held_watches = 0;
 /* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/* Lists of DlockHeld, by the low bits of their mostly consecutive numbers */
+/* Lists of DlockHeld, by their numbers' low bits, which mostly differ */
 static dlist_head *numbers = NULL;
 static int	num_buckets = 0;	/* a power of 2, or 0; at least num_held */
 
@@ -90,7 +90,7 @@ dlock_held_initialize(void)
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/* Insert a ticket by age, the latest first: usually at the head. */
+/* Insert a ticket into a list, latest first; usually it becomes the head. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -147,7 +147,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Notice tickets that other processes ended.  They increment "lost" last. */
+/* Notice tickets that others ended.  They change "lost" after the state. */
 static void
 notice_losses(void)
 {
@@ -198,7 +198,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
 
-		/* false only if the ticket was ended after catch_up() */
+		/* false if it ended after catch_up(), or if a pin keeps it ENDING */
 		if (dlock_held_is_granted(held))
 			return held;
 	}
@@ -267,7 +267,7 @@ dlock_held_forget(DlockHeld *held)
 		prepared_ticket = held;
 	else
 		pfree(held);
-	/* last, so that an error leaves nothing to do */
+	/* last, so that after an error here nothing is left to do */
 	dlock_held_free_ticket(ticket);
 }
 
@@ -323,7 +323,7 @@ prepare_number(void)
 
 /*
  * End and forget a ticket if no acquires are left.  If others have ended the
- * ticket, it stays until the session has released each acquire.
+ * ticket, it stays until no acquire of the session and no mark is left.
  */
 void
 dlock_held_settle(DlockHeld *held)
@@ -447,13 +447,13 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 /*
  * Does a ticket of this backend block a request of this backend?  "number" is
  * the request's own ticket; only tickets before it matter.  PG_INT64_MAX means
- * that the request has no ticket yet.  Then only the counts are checked, which
- * may be too high, never too low.
+ * that the request has no ticket yet.  Then only the counts are checked.  They
+ * can be too high, never too low, so the answer true may be wrong.
  *
- * If the request's own slots admit it, slots set for the lock are not read.
- * So if fewer slots are set, the answer false may be wrong.  If a request is
- * for more permits than the lock has slots, it waits for more slots to be set,
- * not for a ticket.
+ * If the request's own slots suffice, the slots set for the lock are not read.
+ * So if these are fewer, the answer false may be wrong.  If a request is for
+ * more permits than the lock has slots, it waits for more slots to be set, not
+ * for a ticket.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,

@@ -1,6 +1,6 @@
 /*
  * front.c
- *		The process that the caller of dlock run sees.
+ *		The process that the caller of "dlock run" sees.
  *
  * The front passes signals on, lends the terminal to the command, stops when
  * the command is stopped, and ends as the command does.  Its child, the keeper
@@ -73,8 +73,8 @@ catch_signals(void)
 }
 
 /*
- * Set the signals of front and keeper.  Writing a message must neither stop
- * these processes (stty tostop) nor end them (no reader of stderr).
+ * Set how front and keeper handle signals.  Writing a message must neither
+ * stop these processes (stty tostop) nor end them (no reader of stderr).
  */
 static void
 set_own_signals(void)
@@ -101,7 +101,7 @@ leave_signals_to_front(void)
 
 /*
  * Does the command have the terminal from its start?  It does if this process
- * leads its job, and no pager or other process of the job can want a terminal.
+ * leads its job and stdout is no pipe, as to a pager that wants the terminal.
  * Otherwise the command gets the terminal after a stop by SIGTTIN or SIGTTOU.
  */
 static bool

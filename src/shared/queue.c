@@ -91,7 +91,7 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Does a ticket fit beside the holders?  All must have the same slots (I1). */
+/* Does a ticket fit beside the holders?  It needs the same slots (I1). */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -129,8 +129,8 @@ hold(DlockLock *lock, DlockTicket *ticket)
 }
 
 /*
- * Notify each holder once that the lock is wanted (I28).  Notified holders are
- * first in the list.  Set "wanted" before reading the announcement: see
+ * Notify each holder, once, that the lock is wanted (I28).  Notified holders
+ * are first in the list.  Set "wanted" before reading the announcement: see
  * dlock_session_enqueue().
  */
 static void
@@ -178,7 +178,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 }
 
-/* Grant to the head while it fits; end each head whose lease has run out. */
+/* While the head fits, grant it or, if its lease has run out, end it. */
 void
 dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 {
@@ -334,7 +334,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	if (lock->closed > 0 || has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
-	/* no holder is a lease's ticket: skip a walk that can be long */
+	/* without leases' tickets, skip a walk that can be long */
 	if (!lock->leased)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)

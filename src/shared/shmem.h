@@ -23,9 +23,9 @@
  *	  DlockWatched		one per watched name, in its partition
  *	  DlockWatch		one per watched name, session and channel
  *
- * The entry of a lock is its DlockLock.  "The lock entry's lock" is the LWLock
- * of the entry's partition.  It protects the entry, and all links and states
- * of its tickets.  For the lock order and for I1 to I30, see src/README.
+ * The entry of a lock is its DlockLock.  "The entry's lock" is the LWLock of
+ * the entry's partition.  It protects the entry, and all links and states of
+ * its tickets.  For the lock order and for I1 to I30, see src/README.
  *
  *-------------------------------------------------------------------------
  */
@@ -109,13 +109,13 @@ typedef struct DlockAnnouncement
 	bool		orphaned;		/* no ticket owns it; it is freed once sent */
 	int64		number;			/* of the ticket */
 	bool		granted;		/* the grant is in "events", or was sent */
-	bool		wanted;			/* a ticket waits; not sent before "granted" */
+	bool		wanted;			/* a ticket waits; not told before "granted" */
 
 	/* set once, before another process can free the announcement */
 	bool		counted;		/* counted in DlockSpace.announced */
 
 	/* immutable */
-	char		name[FLEXIBLE_ARRAY_MEMBER];	/* lock's, as a JSON string */
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* the lock's name in JSON */
 } DlockAnnouncement;
 
 #define DLOCK_EVENT_GRANTED		0x01
@@ -130,24 +130,24 @@ typedef struct DlockTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	uint64		session;		/* of its backend; 0: a lease has the ticket */
+	uint64		session;		/* DlockBackend.session; 0: a lease has it */
 	int			procno;
 	int			pid;
 	Oid			role;			/* of the requester or the lease; the ticket's
 								 * memory counts for this role */
 	uint8		scope;			/* DlockScope of the first request */
 	uint8		mode;			/* DlockMode; can become shared, under the
-								 * lock entry's lock */
+								 * entry's lock */
 	bool		wanted;			/* a ticket has waited since the grant (I28);
-								 * protected by the lock entry's lock */
+								 * protected by the entry's lock */
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;		/* 1 unless mode is DLOCK_SLOTS */
 	uint32		queue_length;	/* its place when it queued; 0: no wait */
 	uint32		pins;			/* commits in progress that pin it (I24);
-								 * protected by the lock entry's lock */
+								 * protected by the entry's lock */
 	TimestampTz enqueued_at;
 
-	/* protected by the lock entry's lock */
+	/* protected by the entry's lock */
 	TimestampTz granted_at;		/* below 0: see dlock_ticket_begin_wait() */
 
 	/* same lock; changes to a lease's ticket also need the lease lock (I19) */
@@ -156,7 +156,7 @@ typedef struct DlockTicket
 	/* protected by the outbox's lock */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
 
-	/* atomic: changed under the lock entry's lock */
+	/* atomic: changed under the entry's lock */
 	pg_atomic_uint32 state;		/* DlockState */
 
 	/* atomic: acquires not yet released, written by the ticket's session */
@@ -165,8 +165,8 @@ typedef struct DlockTicket
 } DlockTicket;
 
 /*
- * The part of a lease, or of a lease's ticket, for its row.  A process that
- * changes the lease or ticket marks the record, and the worker writes the row.
+ * The part that leases and their tickets have in common, because both have a
+ * row.  A process that changes one marks its record; the worker writes it.
  */
 typedef struct DlockRecord
 {
@@ -187,7 +187,7 @@ typedef struct DlockRecord
 
 	/* the record of a single lease ends here */
 
-	/* broadcast after each write of the row, and once "finished" */
+	/* broadcast after each write of the row, and after "finished" is set */
 	ConditionVariable changed;
 
 	/* protected by the lock of a partition of the table of numbers */
@@ -217,10 +217,10 @@ typedef struct DlockRetiming
 } DlockRetiming;
 
 /*
- * A lease is open while its deadline is in the future.  After that, a process
- * must set DLOCK_RAN_OUT, by compare-and-exchange, before it treats the lease
- * as gone.  Before any ticket ends, DLOCK_RAN_OUT becomes 0 under the lease
- * lock, and any delay begins.  A close sets 0 at once.  0 is final (I13).
+ * A lease is open until its deadline, or until standbys fail to answer (I21).
+ * Then a process must set DLOCK_RAN_OUT, by compare-and-exchange, before the
+ * lease counts as gone.  Before any ticket ends, the deadline becomes 0 under
+ * the lease lock, and any delay begins.  A close sets 0.  0 is final (I13).
  *
  * A single lease has no row, delay, session or info, and no fields for these.
  * Its first ticket is stored behind it, at DLOCK_SINGLE_LEASE_SIZE.
@@ -257,7 +257,7 @@ struct DlockLease
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
-	/* minimum of dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: not yet set */
+	/* lower bound of dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: unset */
 	pg_atomic_uint64 confirmed;
 
 	/* atomic */
@@ -269,8 +269,8 @@ struct DlockLease
 	/* a single lease ends here */
 
 	/* immutable once it has a number */
-	int64		delay;			/* us for which its locks stay closed after it
-								 * has run out; 0: none */
+	int64		delay;			/* time that its locks stay closed after it
+								 * has run out, in us; 0: none */
 	TimestampTz opened_at;
 	uint64		session;		/* session it is attached to; 0: none */
 	int			procno;
@@ -305,23 +305,23 @@ typedef struct DlockLeaseTicket
 	dsa_pointer owner;			/* terminated string, or invalid */
 	uint32		request;		/* hash of its request */
 
-	/* atomic, increased under the lock entry's lock */
+	/* atomic, increased under the entry's lock */
 	pg_atomic_uint32 claims;	/* calls that have returned or may return it */
 
 	/* protected by the lock of a partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
 	bool		in_requests;	/* it is in that table */
 
-	/* protected by the lock entry's lock */
-	bool		closes;			/* counted in its lock's "closed" */
+	/* protected by the entry's lock */
+	bool		closes;			/* counted in DlockLock.closed */
 
 	/* protected by the space's lease lock */
-	bool		in_tickets;		/* in "tickets" of its lease */
-	bool		in_closed;		/* in its lease's "closed" */
+	bool		in_tickets;		/* in DlockLease.tickets */
+	bool		in_closed;		/* in DlockLease.closed */
 	bool		announced;		/* its grant is in the outbox, or was sent */
 	bool		inherited;		/* its row was in the WAL before its grant */
 
-	/* changed under both the lock entry's lock and the lease lock */
+	/* changed under both the entry's lock and the lease lock */
 	bool		lowers;			/* becomes shared once its row says so (I18) */
 	bool		heir;			/* its row says granted from the start (I17) */
 	bool		leaves;			/* its end is in the journal or the WAL */
@@ -338,8 +338,8 @@ typedef struct DlockLeaseTicket
 
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in a list of its lease */
-	dsa_pointer redirection;	/* replaces ticket.announcement once the row
-								 * has the new channel; or invalid */
+	dsa_pointer redirection;	/* invalid, or replaces ticket.announcement
+								 * once the row has the new channel */
 
 	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
@@ -352,7 +352,7 @@ typedef struct DlockLock
 	uint32		size;			/* in bytes, with the name */
 	Oid			role;			/* its memory counts for this role */
 
-	/* protected by the lock entry's lock, down to set_slots */
+	/* protected by the entry's lock, down to set_slots */
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
@@ -362,7 +362,7 @@ typedef struct DlockLock
 	uint32		closed;			/* holders that a delay keeps (I16) */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
-	bool		leased:1;		/* a lease held it since it was last free */
+	bool		leased:1;		/* a lease has held it since it was free */
 	bool		settled:1;		/* set_slots changed before dlock_slots was
 								 * loaded; this keeps the entry */
 
@@ -380,7 +380,7 @@ typedef struct DlockLock
 /* Buckets of a new partition; a power of 2 */
 #define DLOCK_FIRST_BUCKETS	16
 
-/* How often a partition's buckets can double; the last time takes 64 MB */
+/* Limit on doublings of a partition's buckets; the last one takes 64 MB */
 #define DLOCK_SEGMENTS	20
 
 /* A partition's buckets, protected by its lock; see buckets.c */
@@ -437,14 +437,14 @@ typedef struct DlockWatched
 	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* set under this and the outbox's lock; read under either, exclusively */
+	/* set under both the partition's and the outbox's lock, read under one */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
 	DlockList	watches;		/* armed watches, in the order of "told" */
 	uint64		due;			/* no message before this time; monotonic */
-	uint64		round;			/* a round tells each watch with a lower
-								 * "told"; 0: no round in progress */
+	uint64		round;			/* not 0: the sender is telling the watches
+								 * whose "told" is lower than this */
 
 	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
@@ -463,7 +463,7 @@ typedef struct DlockWatch
 	/* protected by the outbox's lock */
 	bool		armed;			/* the session's LISTEN is in effect */
 	uint64		told;			/* value of "changes" told last; 0: none yet */
-	uint64		telling;		/* DlockTelling.number when last copied */
+	uint64		telling;		/* DlockTelling.number of its latest copy */
 } DlockWatch;
 
 /* Buckets of dlock_wait_histogram; the last has no bound (counter.c) */
@@ -553,13 +553,13 @@ typedef struct DlockLoading
 	int			part;			/* DlockLoadPart in progress */
 	int64		last;			/* number of the latest row read in "part" */
 
-	/* rows of other systems or databases: how many, and whose the first is */
+	/* rows of other systems or databases: how many; origin of the first */
 	uint64		num_foreign;
 	uint64		foreign_system;
 	Oid			foreign_database;
 } DlockLoading;
 
-/* purge.c removes a space that no backend uses or can use again. */
+/* purge.c removes a space once no backend uses it or can use it again. */
 struct DlockSpace
 {
 	/* immutable */
@@ -603,8 +603,8 @@ struct DlockSpace
 	/* protected by the loader's heavyweight lock */
 	DlockLoading loading;
 
-	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* at least the number of "settled" entries */
+	/* atomic, or a ConditionVariable, down to counts_lock */
+	pg_atomic_uint32 settled;	/* at most so many entries are "settled" */
 	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
@@ -633,7 +633,7 @@ struct DlockSpace
 	 * Lower half: time of the first failure, modulo 2^32.  0: no such table.
 	 */
 	pg_atomic_uint64 blocked_on;
-	pg_atomic_uint64 next_due;	/* when a lease is due; set as a worker ends */
+	pg_atomic_uint64 next_due;	/* when the next lease is due; see resign() */
 	pg_atomic_uint32 dead_rows; /* estimate, for the tables of leases */
 	pg_atomic_uint32 vacuum_at; /* dead_rows at which a vacuum starts */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
@@ -704,8 +704,8 @@ typedef struct DlockAccount
 	uint32		users;			/* backends that have it open */
 
 	/* atomic */
-	pg_atomic_uint32 sponsor;	/* session user for which it counts, too;
-								 * 0: none, or the role itself */
+	pg_atomic_uint32 sponsor;	/* session user for whom the account counts,
+								 * too; 0: none, or the role itself */
 	pg_atomic_uint64 used;		/* bytes reported by backends */
 } DlockAccount;
 
@@ -717,7 +717,7 @@ typedef struct DlockControl
 	dshash_table_handle accounts;
 	int			num_backends;
 	Size		area_size;		/* in bytes */
-	uint64		secrets[2];		/* keys of the hash of names; odd */
+	uint64		secrets[2];		/* odd numbers, keys of the hash of names */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
 	LWLock		purge_lock;		/* held while a useless space is removed */
