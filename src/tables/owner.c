@@ -61,8 +61,8 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 
 /*
  * Returns the plan of the current statement.  Keeps the last plan of each
- * "format", a constant, because planning costs more than executing.  A nested
- * statement gets a plan of its own, so that no plan in use is freed.
+ * "format", because planning costs more than executing.  Formats are compared
+ * by address.  Nested statements are planned anew, so no plan in use is freed.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)

@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* Returns the primary key.  Taking any lock may have cleared rd_pkindex. */
+/* Returns the primary key.  Sets rd_pkindex, which a lock may have cleared. */
 Oid
 dlock_shape_key_index(Relation relation)
 {

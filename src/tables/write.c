@@ -68,7 +68,7 @@ forget_tables(Datum arg, Oid relation)
 
 /*
  * Raise 55000 if a table's shape is wrong.  Repeat the check if invalidations
- * came during the check: taking any lock, also on a catalog, processes them.
+ * were processed during the check, as taking any lock does, also on a catalog.
  */
 static void
 check_shapes(void)

@@ -34,7 +34,7 @@ typedef struct Look
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases that may need heartbeats.  Detaching is final. */
+/* Attached leases that may need heartbeats.  A detached one is taken out. */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* Make a hash table whose keys are addresses. */
@@ -196,8 +196,8 @@ dlock_due_expire(uint64 step)
 }
 
 /*
- * Is there an attached lease that may need heartbeats?  Until standbys are
- * named, dlock_heartbeat_beat() notes the present moment as their answer.
+ * Is there an attached lease that may need heartbeats?  It needs a worker even
+ * if no standbys are named: dlock_heartbeat_beat() then notes answers for it.
  */
 bool
 dlock_due_has_attached(void)

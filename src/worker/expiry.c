@@ -122,7 +122,7 @@ log_expiry(const DlockExpiry *expiry)
 	pfree(detail.data);
 }
 
-/* Log the noted leases.  Flush removals before grants are reported (I15). */
+/* Log the noted leases.  Flush removals first: lines report grants (I15). */
 static bool
 tell_all(void)
 {
@@ -161,7 +161,7 @@ static DlockTask tell_task = {
 
 /*
  * Log the noted leases.  At the end of the interval, or if "at_once" is set,
- * also log the number of other leases.  Returns when to call this again.
+ * also log the number of other leases.  Returns the time of the next call.
  */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)

@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Spend at most "step" us on announcing.  Returns when to call this again. */
+/* Announce for at most "step" us.  Returns the time of the next call. */
 uint64
 dlock_grants_announce(uint64 step)
 {

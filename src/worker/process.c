@@ -109,10 +109,10 @@ leave_shared_state(void)
 	dlock_detach();
 }
 
-/* What dlock_database_changes() returned before the owner was looked up */
+/* dlock_database_changes() before the latest look-up of the owner */
 static uint64 owner_known_at;
 
-/* Show the owner as our role, because DROP DATABASE (FORCE) checks roles. */
+/* Show the owner as our role, so that its DROP DATABASE (FORCE) may end us. */
 static void
 belong_to_owner(void)
 {
@@ -308,7 +308,7 @@ is_to_be_logged(const DlockTask *task)
 	return (task->told & (task->told + 1)) == 0 || task->told % LOG_EVERY == 0;
 }
 
-/* Clean up after an error in a task.  Returns when to retry. */
+/* Clean up after an error in a task.  Returns the time of the next attempt. */
 static uint64
 recover(DlockTask *task)
 {
@@ -356,7 +356,7 @@ tell_of_task(void *arg)
 			   dlock_process_database());
 }
 
-/* Perform a task.  If it fails, log the error.  Returns when to call again. */
+/* Perform a task, and log its error.  Returns the time of the next call. */
 uint64
 dlock_task_perform(DlockTask *task)
 {

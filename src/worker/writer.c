@@ -41,8 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * From now on, the lease may need answers from standbys.  No standby can
-	 * have its row yet, and heartbeats for it begin with the write.
+	 * From now on, the lease may need answers from standbys.  Count this
+	 * moment as the first, because no standby can have the lease's row yet.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
@@ -94,7 +94,7 @@ copy_marked(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* Note that the heir's row is in the WAL, after the holder's removal (I17). */
+/* Record that an heir's row follows the holder's removal in the WAL (I17). */
 static void
 note_inheritance(const DlockImage *image)
 {
@@ -266,7 +266,7 @@ tell_blocked_on(DlockSpace *space, Oid table)
 /*
  * Write one batch.  Returns the number of records, or -1 if the extension is
  * gone.  After an error, nothing is written and all records stay marked.
- * Waiting callers get the error at once, but lock timeouts only if they go on.
+ * Waiting callers get an error at once, but a lock timeout once a second only.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
