@@ -103,8 +103,8 @@ block_alarm(int how)
 }
 
 /*
- * Note which signals were ignored when dlock started, because the command must
- * ignore them, too.  Call this before dlock changes a signal's disposition.
+ * Record the signals that are ignored when dlock starts, because the command
+ * must ignore them, too.  Call this before dlock changes any disposition.
  */
 void
 command_note_signals(void)
@@ -388,7 +388,7 @@ signal_tree(int signo, pid_t except)
 	return any;
 }
 
-/* Has the command's own process ended?  It is reaped later. */
+/* Has the command's own process ended?  Does not reap the process. */
 static bool
 has_ended(void)
 {

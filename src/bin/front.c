@@ -55,7 +55,7 @@ forward_signal(int signo)
 	errno = save_errno;
 }
 
-/* Catch the signals to pass on, except those that the caller ignores. */
+/* Catch the signals to pass on, unless they were ignored at the start. */
 static void
 catch_signals(void)
 {
@@ -87,7 +87,7 @@ set_own_signals(void)
 
 /*
  * The keeper gets signals only as messages from the front.  If systemd, for
- * example, signals all processes of dlock, the keeper must not end too early.
+ * example, signals all processes, the keeper must not end before the command.
  */
 static void
 leave_signals_to_front(void)
@@ -203,7 +203,7 @@ main_run(const char *name, int n, char **operands)
 		tcsetpgrp(tty, getpgrp());
 	if (WIFSIGNALED(status))
 		return command_ran ? EXIT_LOST : EXIT_DLOCK;
-	/* after Ctrl-C, a shell's loop ends only if a signal has ended dlock */
+	/* after Ctrl-C, end by the signal, so that a shell's loop ends, too */
 	if ((interrupted || lends_terminal) && WEXITSTATUS(status) == 128 + SIGINT)
 	{
 		(void) signal(SIGINT, SIG_DFL);

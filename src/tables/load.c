@@ -240,7 +240,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 		MemoryContextReset(context);
 		if (part == DLOCK_LOAD_GRANTS)
 		{
-			/* a crash can come between a row's removal and the next grant */
+			/* make grants that a crash after a row's removal prevented */
 			dlock_queue_resume(space);
 			/* if this process gives up, the worker waits for standbys */
 			if (space->leases.length > 0)

@@ -34,7 +34,7 @@ typedef struct Look
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases that may need heartbeats.  A detached one is taken out. */
+/* Attached leases that may need heartbeats.  A detached one stays detached. */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* Make a hash table whose keys are addresses. */

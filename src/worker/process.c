@@ -356,7 +356,7 @@ tell_of_task(void *arg)
 			   dlock_process_database());
 }
 
-/* Perform a task, and log its error.  Returns the time of the next call. */
+/* Perform a task, or log its error.  Returns the time of the next call. */
 uint64
 dlock_task_perform(DlockTask *task)
 {

@@ -139,7 +139,7 @@ static uint64 next_look = 0;
 /*
  * SIGTERM handler: write the journal and end, so that locks released before a
  * shutdown are free after it.  A second signal ends the worker at once, but is
- * ignored within TWICE_MS: the postmaster signals a process and its group.
+ * ignored within TWICE_MS, as the postmaster signals a process and its group.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -183,7 +183,7 @@ begin_work(void)
 	if (!loaded)
 		return true;
 	begun = true;
-	/* from now on, other processes wait for the worker */
+	/* short, because from now on other processes wait for the worker */
 	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
 	return false;
 }
@@ -194,7 +194,7 @@ collect_unknown(void)
 {
 	DlockLease *lease = NULL;
 
-	/* the worker learns of later leases from the journal */
+	/* the worker learns of new leases from the journal */
 	max_unknown = my_space->leases.length + 64;
 	if (unknown)
 		pfree(unknown);
@@ -354,8 +354,8 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions, too.  A session that ends withdraws requests that
- * are not durable.  So the worker waits for sessions, but at most STAY_MS,
+ * A shutdown ends sessions, too, and these withdraw requests that are not
+ * durable.  To write this, the worker waits for sessions, but at most STAY_MS,
  * because a walsender that has called dlock waits for the worker to end.
  */
 static bool

@@ -41,8 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * From now on, the lease may need answers from standbys.  Count this
-	 * moment as the first, because no standby can have the lease's row yet.
+	 * The lease may need answers of standbys from now on.  Take this moment as
+	 * the first: no standby has the row, and heartbeats begin with the write.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
