@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Usually reads no catalog, as if a concurrent DROP EXTENSION came later. */
+/* Usually reads no catalog, so it can miss a concurrent DROP EXTENSION. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)

@@ -39,7 +39,7 @@ make_durable(XLogRecPtr lsn)
 	XLogFlush(lsn);
 	if (dlock_quorum_is_acknowledged(lsn, durability))
 		return true;
-	/* SyncRepWaitForLSN() asserts that no two callers wait for one LSN */
+	/* get our own LSN, as SyncRepWaitForLSN() asserts that no two are equal */
 	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
 	{
 		lsn = compat_log_message("dlock");
@@ -115,7 +115,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 			break;
 		if (record->finished)
 		{
-			/* the caller checks whether the record has ended without a row */
+			/* nothing to flush; the caller checks if the record has ended */
 			lsn = InvalidXLogRecPtr;
 			break;
 		}
@@ -200,7 +200,7 @@ dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 		wait_for_record(space, record, outcome);
 		return;
 	}
-	/* PostgreSQL waits as synchronous_commit says; an error resets it */
+	/* SyncRepWaitForLSN() reads synchronous_commit; an error restores it */
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);

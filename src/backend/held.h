@@ -67,7 +67,7 @@ dlock_held_is_granted(const DlockHeld *held)
 
 /*
  * Must the session release the ticket?  If no acquires are left, an error kept
- * the ticket from ending.  Then the answer is true, too: a release ends it.
+ * the ticket from ending.  The answer is true then, too, so a release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

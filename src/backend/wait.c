@@ -140,7 +140,7 @@ still_waiting(DlockTicket *ticket, bool foreign)
  * A broadcast removes us from the condition variable's list, so we enter the
  * list again before each look at the state.  A sleep with a timeout of 0 does
  * this, and resets the latch.  ConditionVariablePrepareToSleep() would also
- * pass the broadcast on to another sleeper, before PostgreSQL 16.
+ * pass the broadcast on to another sleeper (before PostgreSQL 16).
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -254,8 +254,8 @@ keep_lock_timeout(int64 waited)
 }
 
 /*
- * When a waiter looks for deadlocks, in microseconds since the wait began.
- * Every two deadlock_timeouts it looks for cycles that a wait for a
+ * Times of a waiter's next looks for deadlocks, in us since the wait began.
+ * Every two deadlock_timeouts, it looks for cycles that a wait for a
  * heavyweight lock may have closed.  It looks thoroughly at growing intervals.
  */
 typedef struct Looks

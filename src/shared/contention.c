@@ -3,7 +3,7 @@
  * contention.c
  *	  The names that were waited for most, in bounded memory.
  *
- * The algorithm is "Space-saving" (A.  Metwally, D.  Agrawal, A.  El Abbadi,
+ * The algorithm is "Space-saving" (A. Metwally, D. Agrawal, A. El Abbadi,
  * "Efficient Computation of Frequent and Top-k Elements in Data Streams", ICDT
  * 2005).  The weight of a name is the time waited for it, in microseconds.  If
  * no entry is free, a new name replaces the name with the least weight, and

@@ -193,7 +193,7 @@ dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 }
 
 /*
- * Note that a ticket waits, and has waited for "waited" microseconds already.
+ * Store the start of a ticket's wait, which was "waited" microseconds ago.
  * Until the grant, granted_at is -(start + 2^61), on the monotonic clock.  So
  * it is below 0 even if the wait began before the machine was booted.
  */

@@ -27,7 +27,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* locked, because DLOCK_RAN_OUT can become "delayed" between the reads */
+	/* locked, because the delay can begin between the reads */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;

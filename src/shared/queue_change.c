@@ -129,7 +129,7 @@ end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
 	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 	bool		done = !ended || ticket->pins > 0;
 
-	/* ending the ticket may drop all other references to it */
+	/* keep the ticket: its end may drop all other references to it */
 	if (of_lease)
 		dlock_record_ref(&of_lease->record);
 	if (!ended)

@@ -666,10 +666,10 @@ typedef struct DlockSpaceEntry
 	uint64		unreserved;		/* first number not yet reserved */
 } DlockSpaceEntry;
 
-/* A slot, by proc number.  "session" tells its successive backends apart. */
+/* Entry of a proc number.  "session" tells its successive backends apart. */
 typedef struct DlockBackend
 {
-	pg_atomic_uint64 session;	/* 0: slot unused */
+	pg_atomic_uint64 session;	/* 0: no backend */
 	Oid			database;
 
 	/* protected by mutex */

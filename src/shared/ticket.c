@@ -50,7 +50,7 @@
 /* A ticket for the next request; it stays spare until it has joined a lock */
 static DlockTicket *spare = NULL;
 
-/* Have dlock_ticket_draw() draw from a reserved block. */
+/* Make dlock_ticket_draw() draw from a reserved block. */
 static void
 install_block(DlockSpace *space, uint64 first, uint64 limit)
 {
