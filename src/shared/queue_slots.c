@@ -62,7 +62,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* each backend is counted once, and few change one row at the same time */
+	/* no overflow: each backend counts once, and few change a row at once */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
@@ -102,7 +102,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 
 /*
  * Clear "settled": slots_loaded is set, so no process loads a row any more.
- * A process that counts an entry after this finds slots_loaded set.
+ * A process that counts an entry after this does not set "settled".
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

@@ -4,10 +4,10 @@
  *	  The background worker: writes the journal, ends leases that are due, and
  *	  starts the sender and the vacuum process.
  *
- * The worker ends soon after it is no longer needed (is_missed()), so that it
- * neither blocks DROP DATABASE nor takes a slot from another database.  It can
- * die at any time, because its work is in shared memory, and the next worker
- * continues.
+ * The worker ends if it has not been needed (is_missed()) for idle_time(), so
+ * that it neither blocks DROP DATABASE nor takes a slot from another database.
+ * It can die at any time, because its work is in shared memory, and the next
+ * worker continues.
  *
  * Heartbeats and expiry must not be late.  So the worker never waits for
  * standbys, waits for locks on tables only for DLOCK_SHORT_LOCK_TIMEOUT,
