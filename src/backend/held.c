@@ -157,7 +157,7 @@ notice_losses(void)
 	if (likely(lost == lost_seen))
 		return;
 	pg_read_barrier();
-	/* the oldest first, so that each is inserted at the head, without a walk */
+	/* the oldest first, so each is inserted at the head, without a walk */
 	dlist_reverse_foreach(iter, &dlock_held_tickets)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
