@@ -97,7 +97,7 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_JUMBLE_STATE	JumbleState
 #endif
 
-/* 17: proc numbers replaced backend IDs; MyProcNumber is this process's one */
+/* 17: proc numbers replaced backend IDs; MyProcNumber is new */
 static inline int
 compat_my_procno(void)
 {
@@ -129,7 +129,7 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/* 18, and late minor releases of 15 to 17: a flag says if the status is set */
+/* 18, and late minor releases of 15 to 17: sync_standbys_status is new */
 static inline bool
 compat_sync_standbys_defined(void)
 {
@@ -150,8 +150,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Has this transaction given a relation a new file?  Still true if a rollback
- * to a savepoint has undone a later change of the file.
+ * Has this transaction given a relation a new file?  This stays true if a
+ * rollback to a savepoint undoes a later change of the file.
  *
  * 16: relfilenodes became relfilenumbers and locators
  */
@@ -175,8 +175,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Returns the element after the given link of a lock manager's list, or NULL
- * after the last.  Given NULL, returns the first.  The partition is locked.
+ * Returns the element of a lock manager's list after "link", or, if "link" is
+ * NULL, the first.  At the end, returns NULL.  The partition must be locked.
  */
 static inline void *
 compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)
@@ -263,16 +263,16 @@ compat_ps_suffix_remove(char *title)
 #endif
 }
 
-/* SyncRepWaitForLSN() asserts that no two processes wait for one position. */
+/* SyncRepWaitForLSN() asserts that processes wait for different positions. */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	true
 #else
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
 #endif
 
-/* An error between these would leave a change half done, so it is a PANIC. */
+/* Make an error between BEGIN and END a PANIC: a change would be half done. */
 #ifdef USE_ASSERT_CHECKING
-#define COMPAT_CHECKS			/* functions that check invariants */
+#define COMPAT_CHECKS			/* compile the checks of invariants */
 #define COMPAT_NO_ERROR_BEGIN()	START_CRIT_SECTION()
 #define COMPAT_NO_ERROR_END()	END_CRIT_SECTION()
 #else

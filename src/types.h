@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * types.h
- *	  Types that all rooms of dlock share.
+ *	  Types that all directories of src share.
  *
  *-------------------------------------------------------------------------
  */
@@ -77,7 +77,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 		memcpy(&result, name + word * 8, 8);
 	else if (length >= 8)
 	{
-		/* read the last 8 bytes, and shift out those of the previous word */
+		/* read the last 8 bytes, and shift out the previous word's bytes */
 		memcpy(&result, name + length - 8, 8);
 #ifdef WORDS_BIGENDIAN
 		result <<= (8 - rest) * 8;
@@ -153,8 +153,8 @@ typedef struct DlockRequest
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
 	DlockLease *lease;			/* DLOCK_LEASE: the ticket's lease */
-	const char *owner;			/* DLOCK_LEASE: the owner given, or NULL */
-	DlockKey	key;			/* last: callers zero only what precedes it */
+	const char *owner;			/* DLOCK_LEASE: argument "owner", or NULL */
+	DlockKey	key;			/* last: callers zero all other members */
 } DlockRequest;
 
 typedef enum DlockOutcome

@@ -23,7 +23,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* Are all arguments after the name defaults?  If so, none must be parsed. */
+/* Are all arguments after the name defaults?  If so, none needs parsing. */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)
 {
@@ -77,7 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/* Make the procedure's result before the acquire, because this can fail. */
+/* Make the procedure's result row.  Can fail, so call before acquiring. */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -191,7 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/* Usually reads no catalog: a concurrent DROP EXTENSION counts as later. */
+/* Usually reads no catalog, so it can miss a concurrent DROP EXTENSION. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -341,7 +341,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, fence);
 	dlock_lone_call_note(fcinfo->flinfo);
-	/* an enqueued ticket's grant may depend on an unflushed removal (I15) */
+	/* enqueued tickets can be granted before a removal is flushed (I15) */
 	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();
 }

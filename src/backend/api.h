@@ -83,7 +83,6 @@ typedef enum DlockSessionUse
 
 extern void dlock_advise_against_use(DlockSessionUse use);
 
-/* Check a use of the session against dlock.session_locks */
 static inline void
 dlock_check_session_use(DlockSessionUse use)
 {

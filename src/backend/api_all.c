@@ -13,7 +13,7 @@
 
 #include "backend/api.h"
 
-/* Compare pointers to keys.  A sort can take long, so process interrupts. */
+/* Compare two keys by name.  A sort can take long, so process interrupts. */
 static int
 compare_keys(const void *a, const void *b)
 {
@@ -44,8 +44,8 @@ check_count(int count)
 }
 
 /*
- * Make *keys, in the array's order, and *sorted: pointers to the keys in the
- * order of acquiring, without duplicates.  Returns the length of *sorted.
+ * Make *keys, of length *count and in the order of "names", and *sorted, which
+ * points to the distinct keys in the order of acquires.  Returns their number.
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -107,7 +107,7 @@ make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
 						   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
 }
 
-/* (names, timeout, shared, info), or (names, lease, timeout, shared, info) */
+/* SQL arguments: names[, lease], timeout, shared, info */
 static Datum
 acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* without names, wait forever: a timeout's error names a lock */
+		/* a timeout's error names a lock: without names, wait for the load */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else

@@ -68,8 +68,8 @@ dlock_renew(PG_FUNCTION_ARGS)
 
 /*
  * Begin a request (name, lease or ttl, ..., shared, slots, permits, owner,
- * info).  The lease is the given one, or a new single lease of the given ttl.
- * *before is for dlock_record_end_uses().
+ * info).  A ttl makes a single lease: a new lease, for one ticket only.  Sets
+ * *before, for dlock_record_end_uses().
  */
 static DlockSpace *
 begin_request(FunctionCallInfo fcinfo, bool ttl, DlockRequest *request,

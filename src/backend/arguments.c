@@ -26,7 +26,7 @@
 int			dlock_max_ttl;
 int			dlock_session_locks;
 
-/* Begin a call.  Leases of the returned space may not be loaded yet. */
+/* Begin a call.  Does not wait until the space's leases are loaded. */
 DlockSpace *
 dlock_begin_call(void)
 {

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * backend.h
- *	  The functions and settings of this room that module.c uses.
+ *	  The functions and settings of src/backend that module.c uses.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,7 +30,7 @@ extern int64 dlock_session_release_all(void);
 /* lease_open.c */
 extern void dlock_lease_detach_all(void);
 
-/* xact.c: the outer statement, to be restored at a statement's end */
+/* xact.c: state of the outer statement, restored when the inner one ends */
 typedef struct DlockStatement
 {
 	MemoryContext memory;

@@ -2,22 +2,24 @@
  *
  * blockers.c
  *	  The backends, leases and prepared transactions at the root of waits,
- *	  for dlock_blockers.
+ *	  for the view dlock_blockers.
  *
  * graph.c collects all awaited locks, of this database's space and of
- * PostgreSQL's lock manager.  A root is a vertex that does not wait, but for
- * which another vertex waits.  For each root, the view counts the vertices
- * behind the root: those that wait for the root, directly or not.  An enqueued
- * ticket counts as a session that waits.
+ * PostgreSQL's lock manager.  The vertices are backends, leases and prepared
+ * transactions.  A root is a vertex that another vertex waits for, and that
+ * does not wait itself.  For each root, the view counts the vertices behind
+ * the root: those that wait for the root, directly or not.  An enqueued ticket
+ * counts as a waiting session.
  *
- * For each mode, a count visits a place at most once: a lock's done[] says
- * from where on all places were visited.  Roots share one count if each has a
- * single place, in the same lock and modes.  So the time grows with the number
- * of places, unless many roots have several awaited locks.
+ * A place is a holder or waiter of a lock.  The count for one root visits a
+ * place at most once for each lock mode: it has visited the places from the
+ * lock's done[mode] to the last.  If several roots have only one place each,
+ * in the same lock and modes, they share one count.  So the time grows with
+ * the number of places, unless many roots have several awaited locks.
  *
- * A waiting vertex behind no root is in a cycle, or waits for one in a cycle.
- * Such a cycle is a deadlock that is not detected yet.  Of each cycle, the
- * view shows the vertex that began to wait last.
+ * A waiting vertex behind no root is in a cycle, or waits for a vertex in a
+ * cycle.  Such a cycle is a deadlock that is not detected yet.  Of each cycle,
+ * the view shows the vertex that began to wait last.
  *
  *-------------------------------------------------------------------------
  */
@@ -76,7 +78,7 @@ count_place(DlockGraph *graph, DlockGraphPlace *place)
 	place->counted = graph->number;
 	if (place->first_wait < 0)
 	{
-		/* the place is of an enqueued ticket, so of this database */
+		/* an enqueued ticket waits here; it is always of this database */
 		graph->found_ours = true;
 		return 1;
 	}
@@ -263,8 +265,8 @@ typedef struct Summary
 	DlockGraphLock *lock;		/* the dlock lock with most waiters, or NULL */
 	const DlockGraphPlace *place;	/* the vertex's place in that lock */
 	int			behind;			/* number of waiters for that lock */
-	uint64		since;			/* earliest start of a wait for any of the
-								 * vertex's locks */
+	uint64		since;			/* earliest start of the first wait behind
+								 * each place of the vertex */
 	Datum		holds[MAX_HOLDS];
 	int			num_holds;
 } Summary;
@@ -306,7 +308,7 @@ find_info(DlockSpace *space, const Summary *summary)
 
 	if (!lock->has_infos)
 	{
-		/* rows and places both have the holders in the order of numbers */
+		/* both the rows and the holders' places are sorted by ticket number */
 		row = dlock_queue_rows_of(space, &lock->key);
 		for (int p = 0; p < lock->holders; p++)
 		{
@@ -322,7 +324,6 @@ find_info(DlockSpace *space, const Summary *summary)
 										  row->info_length) : NULL;
 }
 
-/* The columns of dlock_blocker_status() */
 static const Oid blocker_columns[] = {
 	INT4OID, INT8OID, INT8OID, OIDOID, TEXTOID, TEXTOID, XIDOID, TEXTARRAYOID,
 	TIMESTAMPTZOID, INT4OID

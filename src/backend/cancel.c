@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * cancel.c
- *	  Cancels a transaction when the lock of one of its guards is lost.
+ *	  Cancels a transaction if a lock that it passed to dlock_guard() is lost.
  *
  * Without the cancel, the transaction would work in vain, because its commit
  * is refused.  Meanwhile, its row locks would block the lock's next holder.
@@ -10,7 +10,7 @@
  * notification could arrive in the next transaction.  So the backend watches
  * the tickets of its guards: it checks these tickets before each statement
  * and, in a timeout's handler, every 100 ms during a statement.  The handler
- * takes no lock, so no watched ticket may be freed.
+ * takes no lock, so a watched ticket must not be freed.
  *
  * The handler cancels as pg_cancel_backend() does, but stores CANCELED_HERE in
  * QueryCancelPending.  If the guard ends before the cancel takes effect, the
@@ -37,13 +37,13 @@
 /* Interval of the handler's checks, in milliseconds */
 #define LOOK_EVERY	100
 
-/* With more guards, only the handler checks, to keep loops of guards fast */
+/* With more guards than this, statements skip the check: it is too slow */
 #define MAX_LOOKED_AT	64
 
 /* QueryCancelPending after a cancel by the handler; other cancels set 1 */
 #define CANCELED_HERE	2
 
-/* A ticket that the current transaction guards with */
+/* The ticket of one of the current transaction's guards */
 typedef struct Watched
 {
 	const DlockKey *key;
@@ -53,15 +53,15 @@ typedef struct Watched
 
 bool		dlock_cancel_lost_guards = true;
 
-/* Is "explanation" on error_context_stack, because a statement runs? */
+/* Does a statement run, with "explanation" on error_context_stack? */
 volatile bool dlock_cancel_explained = false;
 
-/* The watched tickets, the latest last.  The handler reads this. */
+/* The watched tickets, the latest last.  The handler reads this array. */
 static Watched *volatile watched = NULL;
 static volatile int num_watched = 0;
 static int	max_watched = 0;
 
-/* Has the handler canceled for a lost ticket that is still watched? */
+/* Has the handler canceled because of a ticket that is still watched? */
 static volatile sig_atomic_t canceled = false;
 
 static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered yet */
@@ -72,8 +72,8 @@ static void explain_cancel(void *arg);
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
- * Returns the first watched ticket that no longer holds, or NULL.  Takes no
- * lock, raises no error, and may be called in a signal handler.
+ * Returns the first watched ticket that no longer holds its lock, or NULL.
+ * Takes no lock, raises no error, and may be called in a signal handler.
  */
 static const Watched *
 find_lost(void)
@@ -163,8 +163,8 @@ look_at_guards(void)
 }
 
 /*
- * Begin to check, or begin again: any error, even in a savepoint, disables the
- * timeout, and the end of a statement restores error_context_stack.
+ * Begin or resume the checks.  Any error, even in a savepoint, disables the
+ * timeout, and the end of a statement can take the explanation off the stack.
  */
 static void
 begin_looking(void)
@@ -234,7 +234,6 @@ dlock_cancel_unwatch(bool all)
 		disable_timeout(look_timeout, false);
 }
 
-/* Set detail and hint of the error. */
 static int
 explain(const Watched *lost)
 {
@@ -245,8 +244,9 @@ explain(const Watched *lost)
 }
 
 /*
- * As a statement begins, raise an error if a guard is lost, unless "may_fail"
- * is false, as for ROLLBACK TO.  With many guards, only the handler checks.
+ * Called before each statement.  Raises an error if a guard is lost, unless
+ * "may_fail" is false, as for COMMIT and ROLLBACK.  With more guards than
+ * MAX_LOOKED_AT, only the handler checks.
  */
 void
 dlock_cancel_check(bool may_fail)

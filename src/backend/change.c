@@ -3,9 +3,10 @@
  * change.c
  *	  Changing existing tickets and leases.
  *
- * A call changes a record in shared memory, and returns once the record's row
- * is durable.  If the write fails, the call restores an info or keeps the
- * shorter ttl; a mode stays changed.  A record has one call at a time (I19).
+ * A call changes a record (a lease or a lease's ticket) in shared memory, and
+ * returns once its row is durable.  If the write fails, the call restores the
+ * old info or keeps the shorter ttl, but a mode stays changed.  Only one call
+ * at a time changes a record (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +18,6 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* A change of a lease or a lease's ticket */
 typedef struct Change
 {
 	DlockSpace *space;
@@ -167,8 +167,8 @@ undo_ttl(int code, Datum arg)
  * Renew a lease, or the single lease of a ticket, with another ttl.  Returns
  * how many tickets the lease has, or -1 if the lease is gone.
  *
- * Waits at the lease's durability, if this is higher than synchronous_commit,
- * because a promoted standby takes the ttl from the row.
+ * If the lease's durability is higher than synchronous_commit, waits for that
+ * durability, because a promoted standby takes the ttl from the row.
  */
 int
 dlock_change_ttl(int64 number, int64 ttl)
@@ -215,7 +215,7 @@ raise_slots(const DlockKey *key, int64 number)
 			 errhint("Only an exclusive hold can become a shared one.")));
 }
 
-/* Make an exclusive hold of this session shared. */
+/* Downgrade an exclusive hold of this session to a shared one. */
 static bool
 downgrade_held(DlockHeld *held)
 {
@@ -232,8 +232,8 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * Make an exclusive hold of a lease shared.  Waiters are granted once the
- * row with the new mode is in the WAL, even if this call fails.
+ * Downgrade an exclusive hold of a lease to a shared one.  Waiters are granted
+ * once the row with the new mode is in the WAL, even if this call fails.
  */
 static bool
 downgrade_of_lease(int64 number)
@@ -261,7 +261,7 @@ downgrade_of_lease(int64 number)
 	return holds;
 }
 
-/* Make an exclusive hold shared.  Returns false if the hold is gone. */
+/* Downgrade an exclusive hold to shared.  Returns false if it is gone. */
 bool
 dlock_change_mode(DlockSpace *space, int64 number)
 {

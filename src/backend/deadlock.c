@@ -31,17 +31,17 @@
  * Otherwise the knot contains each minimal set that contains this backend.
  * All members of a knot find the same knot.
  *
- * Deadlocks of heavyweight locks alone are left to PostgreSQL's detector.  The
- * victim is the member of the knot whose end lets the most other members go
- * on.  Among equals, it is the member with the youngest ticket.  If the victim
- * is another backend, this backend notifies the victim.
+ * PostgreSQL's detector resolves deadlocks that have no wait in dlock.  In the
+ * others, the victim is the member of the knot whose end lets the most other
+ * members go on.  Among equals, it is the member with the youngest ticket.  If
+ * the victim is another backend, this backend notifies the victim.
  *
- * The graph is not a snapshot, so the victim collects it twice.  A knot counts
- * only if each member was in the same wait in the first graph.  Then all
- * members were in these waits at one moment between the two collections.  If a
- * process blocks a member in the second graph, it did so at that moment, too,
- * because no process can begin to block a waiter (graph.c).  So the knot was
- * stuck then, and stays stuck (I26).
+ * The graph is not a snapshot, so the victim collects it twice.  A knot in the
+ * second graph counts only if each member was in the same wait in the first.
+ * Then all members were in these waits at one moment between the collections.
+ * If a process blocks a member in the second graph, it did so at that moment,
+ * too, because no process can begin to block a waiter (graph.c).  So the knot
+ * was stuck then, and stays stuck (I26).
  *
  *-------------------------------------------------------------------------
  */
@@ -99,10 +99,10 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
- * Does a request fit beside the stuck processes before it?  "counts" has their
- * number by mode, "permits" their permits.  If the lock is heavyweight, the
- * requesting backend's own modes ("own") do not block the request.  If a
- * request wants more permits than the lock has slots, it fits, because it
+ * Does a request fit beside the stuck processes before it?  "counts" is the
+ * number of these processes by mode, "permits" is the sum of their permits.  A
+ * backend's own modes ("own") do not block its request for a heavyweight lock.
+ * If a request wants more permits than the lock has slots, it fits, because it
  * waits for dlock_set_slots(), not for a process.
  */
 static bool
@@ -192,7 +192,7 @@ reduce(DlockGraph *graph)
 	} while (changed);
 }
 
-/* Assume that PostgreSQL resolves each deadlock without a wait in dlock. */
+/* Assume that PostgreSQL resolves deadlocks that have no wait in dlock. */
 static void
 resolve_heavy(DlockGraph *graph)
 {
@@ -315,7 +315,7 @@ find_knot(DlockGraph *graph)
 	return graph->vertices[0].in_knot;
 }
 
-/* How many members of the knot stay stuck if the member "ended" goes on? */
+/* Count the members of the knot that stay stuck if "ended" goes on. */
 static int
 count_without(DlockGraph *graph, const DlockVertex *ended)
 {
@@ -341,7 +341,7 @@ is_younger(const DlockVertex *a, const DlockVertex *b)
 		(a->number == b->number && a->procno > b->procno);
 }
 
-/* Candidates wait in dlock.  Returns the youngest older than "before". */
+/* Of the knot's waiters in dlock, find the youngest older than "before". */
 static DlockVertex *
 next_candidate(DlockGraph *graph, const DlockVertex *before)
 {
@@ -554,7 +554,7 @@ report_deadlock(DlockGraph *graph)
 
 /*
  * Does a process wait for a heavyweight lock of this backend?  While a waiter
- * moves such a lock out of the fast path, this look can miss the waiter.
+ * moves a lock out of the fast path, this function can miss the waiter.
  */
 static bool
 blocks_heavyweight(void)
@@ -563,7 +563,7 @@ blocks_heavyweight(void)
 
 	for (int i = 0; i < NUM_LOCK_PARTITIONS && !result; i++)
 	{
-		/* look without the partition's lock: the list may be out of date */
+		/* without the partition's lock, this may read an outdated list */
 		if (compat_next_of_proc(MyProc, i, NULL) == NULL)
 			continue;
 		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
@@ -580,12 +580,12 @@ blocks_heavyweight(void)
  * false if the waits changed in each attempt: the caller must try again.
  *
  * If "thorough" is false, look only if a process waits for a heavyweight lock
- * of this backend.  If a cycle contains a wait for a heavyweight lock, one of
- * its waiters of dlock is such a backend.  Any other cycle is closed by a wait
- * in dlock, and the waiting backend itself looks thoroughly.
+ * of this backend.  In a cycle with waits of both kinds, a heavyweight wait is
+ * for a lock of a backend that waits in dlock.  In a cycle with waits in dlock
+ * only, the backend whose wait began last looks thoroughly.
  *
- * If "told" is true, another backend has chosen this backend as the victim,
- * perhaps because only its place in a queue blocks others.  Look in any case.
+ * If "told" is true, another backend has chosen this backend as the victim.
+ * Look in any case: maybe only this backend's place in a queue blocks others.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)

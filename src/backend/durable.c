@@ -21,13 +21,13 @@
 #include "backend/inner.h"
 #include "tables/tables.h"
 
-/* Interval of checks if a worker runs, and how many may fail in a row */
+/* Interval of checks for a worker, and how many in a row may find none */
 #define RETRY_MS	1000
 #define MAX_RETRIES 10
 
 /*
  * Make the WAL durable up to "lsn".  Returns false if the wait for standbys
- * was canceled: PostgreSQL only warns of that.
+ * was canceled, for which PostgreSQL raises only a warning.
  */
 static bool
 make_durable(XLogRecPtr lsn)
@@ -39,7 +39,7 @@ make_durable(XLogRecPtr lsn)
 	XLogFlush(lsn);
 	if (dlock_quorum_is_acknowledged(lsn, durability))
 		return true;
-	/* SyncRepWaitForLSN() asserts that no two callers wait for one LSN */
+	/* get our own LSN, as SyncRepWaitForLSN() asserts that no two are equal */
 	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
 	{
 		lsn = compat_log_message("dlock");
@@ -69,7 +69,7 @@ raise_failure(DlockSpace *space, const char *outcome)
 {
 	int			code = (int) pg_atomic_read_u32(&space->failure);
 
-	/* if the tables were altered, this says how */
+	/* if the tables were altered, this raises an error that says how */
 	if (code == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE)
 		dlock_rows_check(space);
 	ereport(ERROR,
@@ -115,7 +115,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 			break;
 		if (record->finished)
 		{
-			/* the record ended without a row: the caller checks for that */
+			/* nothing to flush; the caller checks if the record has ended */
 			lsn = InvalidXLogRecPtr;
 			break;
 		}
@@ -146,8 +146,8 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 }
 
 /*
- * Raise the lease's durability to at least synchronous_commit, because callers
- * count on that.  Wait until the changes of record and lease are durable.
+ * Raise the lease's durability to synchronous_commit at least: callers rely on
+ * that level.  Wait until the changes of record and lease are durable.
  */
 static void
 wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
@@ -165,8 +165,8 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * Wait until a request's record is durable.  If this fails, the caller undoes
- * the request, but not the lease's durability: other callers may count on it.
+ * Wait until a request's record is durable.  If the wait fails, the caller
+ * undoes the request.  The durability stays: other callers may rely on it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)
@@ -179,7 +179,7 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 					_("The request was undone."));
 }
 
-/* Wait for a record at a level that may be higher than synchronous_commit. */
+/* Wait for durability at the higher of "level" and synchronous_commit. */
 void
 dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 					  const char *outcome)
@@ -200,7 +200,7 @@ dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 		wait_for_record(space, record, outcome);
 		return;
 	}
-	/* PostgreSQL waits at the setting's level; an error resets the setting */
+	/* SyncRepWaitForLSN() reads synchronous_commit; an error restores it */
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * errors.c
- *	  Errors that several files of this room raise.
+ *	  Errors that several files of src/backend raise.
  *
  *-------------------------------------------------------------------------
  */

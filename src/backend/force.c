@@ -36,7 +36,7 @@ dlock_describe_caller(void)
 					role_name(session), role_name(GetUserId()));
 }
 
-/* Is the caller no member of the lease's role?  Sets *role to its name. */
+/* Does the caller lack the lease's role?  Sets *role to that role's name. */
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {

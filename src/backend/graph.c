@@ -20,10 +20,10 @@
  * LOCK stays mapped and is still a LOCK.  Fast-path locks need no search: a
  * waiter moves blocking fast-path locks to the main table.
  *
- * After a lease's ticket has ended, the ticket's place stays until the worker
- * removes the row.  So waiters for the lock wait for the worker.  If a process
- * locks a table of leases, the worker sets the space's "blocked_on" and polls.
- * The graph shows the worker at the end of the queue for that table.
+ * After a lease's ticket has ended, the ticket's place stays until dlock's
+ * worker removes the row.  So waiters for the lock wait for the worker.  If a
+ * process locks a table of leases, the worker sets the space's "blocked_on",
+ * and polls.  The graph shows the worker at the end of that table's queue.
  *
  *-------------------------------------------------------------------------
  */
@@ -114,8 +114,8 @@ find_vertex(DlockGraph *graph, int procno, int pid)
 typedef struct OtherVertex
 {
 	int64		key;			/* hash key, must be first: a lease's number,
-								 * or minus a prepared transaction's proc
-								 * number */
+								 * or a prepared transaction's proc number,
+								 * negated */
 	int			vertex;
 } OtherVertex;
 
@@ -160,7 +160,7 @@ expand(DlockGraph *graph, DlockGraphRef at)
 {
 	DlockGraphLock *lock = &graph->locks[at.lock];
 
-	/* the whole graph has all owners already */
+	/* dlock_graph_collect_all() collects all owners itself */
 	if (graph->others)
 		return;
 	for (; lock->expanded < at.place; lock->expanded++)
@@ -282,7 +282,7 @@ collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 
 /* Heavyweight locks */
 
-/* Fill a place.  The owner is the group's leader, if that is a backend. */
+/* Fill a place.  The owner is the lock group's leader, if it is a backend. */
 static DlockGraphPlace *
 fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder, LOCKMASK modes)
 {
@@ -331,7 +331,7 @@ copy_heavy_places(DlockGraph *graph, int l, LOCK *lock)
 	}
 }
 
-/* Find a lock in use, else return NULL.  The caller locked the partition. */
+/* Find a lock; NULL if it is not in use.  The caller locked the partition. */
 static LOCK *
 find_heavy_lock(const LOCKTAG *tag, int partition)
 {
@@ -351,7 +351,7 @@ find_heavy_lock(const LOCKTAG *tag, int partition)
 
 /*
  * Read the heavyweight lock with this tag.  The copy is empty if the lock is
- * not in use, or if the process "waiter" (unless NULL) no longer waits for it.
+ * not in use, or if "waiter" is given and no longer waits for the lock.
  */
 static int
 read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
@@ -369,7 +369,7 @@ read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
 	{
 		LOCK	   *lock;
 
-		/* one more place, for the worker */
+		/* allocate one more place, for read_lock_of_worker() */
 		max = requests * 2;
 		copy->places = MemoryContextAllocHuge(CurrentMemoryContext,
 											  (max + 1) *
@@ -401,7 +401,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
 		DlockGraphRef at;
 
-		/* read_lock_of_worker() has entered the wait of a polling worker */
+		/* dlock's worker polls; read_lock_of_worker() has noted its wait */
 		if (awaited == NULL && i != graph->worker)
 			continue;
 		if (graph->heavy[i].lock < 0 && awaited != NULL)
@@ -439,9 +439,9 @@ link_groups(DlockGraph *graph)
 }
 
 /*
- * Read the heavyweight lock on the table that the worker cannot lock.  Enter
- * the worker at the end of the queue, unless it is there already.  Call this
- * first: otherwise the graph could get the lock twice.
+ * Read the heavyweight lock on the table that the worker cannot lock.  If the
+ * worker is not in the queue, enter it at the end.  Call this before any other
+ * lock is read: otherwise the graph could get this lock twice.
  */
 static void
 read_lock_of_worker(DlockGraph *graph)

@@ -14,7 +14,7 @@
 
 #include "shared/shared.h"
 
-/* A backend's wait in dlock.  Each wait of the backend has another "count". */
+/* A backend's wait in dlock.  "count" tells the backend's waits apart. */
 typedef struct DlockWait
 {
 	uint64		count;
@@ -45,13 +45,13 @@ typedef struct DlockGraphPlace
 	LOCKMASK	conflicts;		/* modes that conflict with the request */
 	uint64		since;			/* wait's start, or 0 if not known */
 
-	/* only for a lock of dlock, except "counts" */
+	/* only for a lock of dlock; "counts" is set for any lock */
 	int64		number;			/* of the ticket */
 	int64		lease;			/* number of the ticket's lease, or 0 */
 	Oid			role;
-	int32		slots;			/* as set, otherwise as requested */
+	int32		slots;			/* set for the lock, or else as requested */
 	int32		permits;
-	bool		counts;			/* holds, waits, or stays by a pin or delay */
+	bool		counts;			/* holds, waits, or is kept by pin or delay */
 	bool		closed;			/* does a delay keep the lock closed? */
 
 	/* used by blockers.c */
@@ -76,7 +76,7 @@ typedef struct DlockGraphLock
 	int			first;			/* first waiting request, or "count" */
 	int			first_exclusive;	/* first non-shared request, or "count" */
 	int			number;			/* DlockGraph.number of the latest count */
-	int			done[MAX_LOCKMODES];	/* by mode: first visited place */
+	int			done[MAX_LOCKMODES];	/* by mode: visited from here on */
 	LOCKMASK	shared_modes;	/* 0, or modes of a root with one place */
 	int			shared_count;	/* number of vertices behind that root */
 	bool		shared_is_ours; /* is any of these of this database? */
@@ -91,7 +91,7 @@ typedef struct DlockGraphWait
 	DlockGraphRef at;
 	uint64		id;				/* tells a process's waits apart; 0: unknown */
 	int			next_of_vertex; /* the vertex's next wait; -1: none */
-	int			next_at_place;	/* next of several waits there; -1: none */
+	int			next_at_place;	/* next wait at the same place; -1: none */
 	bool		blocked;		/* used by deadlock.c: not granted yet */
 } DlockGraphWait;
 
@@ -107,7 +107,7 @@ typedef struct DlockVertex
 	int64		number;			/* of the waiting ticket; 0: none */
 
 	/* used by deadlock.c */
-	bool		stuck;			/* reduce() has not found that it goes on */
+	bool		stuck;			/* true until reduce() finds that it goes on */
 	bool		in_knot;
 	bool		reached;		/* blocks this backend, directly or not */
 	bool		reaches;		/* waits for this backend, directly or not */
@@ -126,7 +126,7 @@ typedef struct DlockVertex
 
 typedef struct DlockGraph
 {
-	DlockVertex *vertices;		/* the first is this backend's */
+	DlockVertex *vertices;		/* in deadlock.c, the first is this backend */
 	int			num_vertices;
 	int			max_vertices;
 	DlockGraphLock *locks;

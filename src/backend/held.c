@@ -1,19 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * held.c
- *	  The tickets that this backend holds or waits with.
+ *	  The tickets with which this backend holds or waits for locks.
  *
  * Each ticket of this backend has a DlockHeld, from joining a lock until the
  * backend forgets the ticket.  A DlockHeld counts the acquires of the session
- * and of the transaction: the ticket ends when both are zero.  All memory is
- * allocated before the shared state changes, so nothing fails later (I10).
+ * and of the transaction: the ticket ends when both counts are 0.  All memory
+ * is allocated before the shared state changes, so nothing fails later (I10).
  *
- * A session can have many tickets under one name: permits, or enqueued
- * requests.  So that no call walks all of them, each name has a list of tickets
- * for each DlockHeldPlace, and counts of the tickets that are not lost.  The
- * queue is in the order of numbers, so if the oldest ticket still waits, the
- * later ones wait, too.  A process that ends another backend's ticket
- * increments that backend's DlockBackend.lost.
+ * A session can have many tickets under one name, for permits or enqueued
+ * requests.  So that no call walks all of them, each name has a list of
+ * tickets for each DlockHeldPlace, and counts of the tickets that are not
+ * DLOCK_HELD_LOST.  A queue is in the order of numbers, so if a ticket still
+ * waits, all later tickets of the name wait, too.  A process that ends another
+ * backend's ticket increments that backend's DlockBackend.lost.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,14 +38,14 @@ int			dlock_held_watches = 0;
 /* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/* Lists of DlockHeld, by the low bits of their mostly consecutive numbers */
+/* Lists of DlockHeld, by their numbers' low bits, which mostly differ */
 static dlist_head *numbers = NULL;
-static int	num_buckets = 0;	/* 0 or a power of 2, at least num_held */
+static int	num_buckets = 0;	/* a power of 2, or 0; at least num_held */
 
 /* The DlockHeld for the next ticket, or NULL */
 static DlockHeld *prepared_ticket = NULL;
 
-/* The entry of the latest name, or NULL.  No other entry may lack a ticket. */
+/* The entry of the latest name, or NULL.  Only this one may have no ticket. */
 static DlockHeldName *latest_name = NULL;
 
 static uint32
@@ -90,7 +90,7 @@ dlock_held_initialize(void)
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/* Insert a ticket by age, the latest first: usually at the head. */
+/* Insert a ticket into a list, latest first; usually it becomes the head. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -147,7 +147,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Notice tickets that others ended: a process sets "lost" after the state. */
+/* Notice tickets that others ended.  They change "lost" after the state. */
 static void
 notice_losses(void)
 {
@@ -157,7 +157,7 @@ notice_losses(void)
 	if (likely(lost == lost_seen))
 		return;
 	pg_read_barrier();
-	/* the oldest first, so that each is inserted at the head, without a walk */
+	/* the oldest first, so each is inserted at the head, without a walk */
 	dlist_reverse_foreach(iter, &dlock_held_tickets)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
@@ -168,7 +168,7 @@ notice_losses(void)
 	lost_seen = lost;
 }
 
-/* Move those of a name's tickets that others have granted or ended (I10). */
+/* Move a name's tickets that other processes have granted or ended (I10). */
 static void
 catch_up(DlockHeldName *name)
 {
@@ -198,7 +198,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
 
-		/* false only if the ticket was ended after catch_up() */
+		/* false if it ended after catch_up(), or if a pin keeps it ENDING */
 		if (dlock_held_is_granted(held))
 			return held;
 	}
@@ -220,7 +220,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 		move_ticket(held, granted_place(held));
 }
 
-/* Make a name the latest.  Removes the one before, if that has no ticket. */
+/* Make a name the latest.  Removes the previous one if it has no ticket. */
 static void
 set_latest_name(DlockHeldName *name)
 {
@@ -267,7 +267,7 @@ dlock_held_forget(DlockHeld *held)
 		prepared_ticket = held;
 	else
 		pfree(held);
-	/* last, so that an error leaves nothing to do */
+	/* last, so that after an error here nothing is left to do */
 	dlock_held_free_ticket(ticket);
 }
 
@@ -323,7 +323,7 @@ prepare_number(void)
 
 /*
  * End and forget a ticket if no acquires are left.  If others have ended the
- * ticket, it stays until the session has released each acquire.
+ * ticket, it stays until no acquire of the session and no mark is left.
  */
 void
 dlock_held_settle(DlockHeld *held)
@@ -338,7 +338,7 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* Returns a name's entry, or NULL if this backend has no ticket there. */
+/* Returns a name's entry, or NULL if it has no ticket of this backend. */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
@@ -370,7 +370,7 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 
 /*
  * Returns the latest granted ticket under a name; NULL if there is none, or if
- * it has slots.  All or none of a session's live tickets of a name have slots.
+ * it has slots.  If one of a name's live tickets has slots, all of them do.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
@@ -386,7 +386,7 @@ dlock_held_find_reentrant(DlockHeldName *name)
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
-/* Returns the latest session-scoped hold, else a lost one with acquires. */
+/* Returns the latest session-scoped hold, or else a lost one to release. */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
 {
@@ -447,13 +447,13 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 /*
  * Does a ticket of this backend block a request of this backend?  "number" is
  * the request's own ticket; only tickets before it matter.  PG_INT64_MAX means
- * that the request has no ticket yet.  Then only the counts are checked, which
- * may be too high, never too low.
+ * that the request has no ticket yet.  Then only the counts are checked.  They
+ * can be too high, never too low, so the answer true may be wrong.
  *
- * Only if the request's own slots do not admit it, this looks up whether slots
- * are set.  So if fewer slots are set, the answer may be a wrong false.  If a
- * request is for more permits than the lock has slots, it waits for more slots
- * to be set, not for a ticket.
+ * If the request's own slots suffice, the slots set for the lock are not read.
+ * So if these are fewer, the answer false may be wrong.  If a request is for
+ * more permits than the lock has slots, it waits for more slots to be set, not
+ * for a ticket.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
@@ -482,7 +482,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Have we a ticket, other than number "except", in a lock with a queue? */
+/* Does any lock with a queue have a ticket of ours other than "except"? */
 bool
 dlock_held_blocks_others(int64 except)
 {
@@ -542,7 +542,7 @@ dlock_held_prepare(const DlockKey *key)
 	set_latest_name(name);
 }
 
-/* Enter a ticket that has joined a lock, with no acquires.  Cannot fail. */
+/* Enter a ticket that has joined a lock.  Its depths are 0.  Cannot fail. */
 DlockHeld *
 dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 {

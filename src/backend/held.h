@@ -12,7 +12,7 @@
 
 #include "backend/inner.h"
 
-/* A ticket's state as this backend last saw it; a name has a list for each */
+/* A ticket's state when last checked.  A name has a list for each state. */
 typedef enum DlockHeldPlace
 {
 	DLOCK_HELD_WAITING,
@@ -32,7 +32,7 @@ typedef struct DlockHeldName
 	uint32		count;			/* number of tickets */
 
 	/* tickets that are not DLOCK_HELD_LOST: */
-	uint32		live;			/* their number */
+	uint32		live;			/* number of these tickets */
 	uint32		exclusive;		/* number of exclusive tickets */
 	int64		permits;		/* sum of their permits */
 } DlockHeldName;
@@ -67,7 +67,7 @@ dlock_held_is_granted(const DlockHeld *held)
 
 /*
  * Must the session release the ticket?  If no acquires are left, an error kept
- * the ticket from ending.  Then the answer is true, too: a release ends it.
+ * the ticket from ending.  The answer is true then, too, so a release ends it.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

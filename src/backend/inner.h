@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * inner.h
- *	  Functions that only the files of this room call, by file.
+ *	  Functions that only the files of this directory call, by file.
  *
  *-------------------------------------------------------------------------
  */

@@ -72,7 +72,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		/* not earlier: a lease found by number must be entered in its space */
+		/* others find the lease after this, so it must be entered already */
 		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))

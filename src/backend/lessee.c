@@ -30,7 +30,7 @@ raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
 /*
  * Join the lock with a new ticket for request->lease, or find the ticket that
  * an earlier call made.  Returns NULL if the lock is busy and "nowait" is set.
- * *held is set only for a new ticket that is not adopted at once.
+ * *held is set only for a new ticket, and only if "adopt" is false.
  */
 static DlockLeaseTicket *
 join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -73,7 +73,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 	{
 		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE, joined.lock);
-		/* *held refers to the ticket, even after an adoption */
+		/* for *held, which keeps the ticket even after an adoption */
 		dlock_record_ref(&ticket->record);
 	}
 	return ticket;
@@ -163,13 +163,13 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	outcome = dlock_request_wait(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
-	/* the heir's single lease has ended with the ticket */
+	/* an heir (I17) has ended together with its single lease */
 	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
 		dlock_raise_lost_place(request, (*ticket)->ticket.number);
 	return outcome;
 }
 
-/* Make another single lease, because the call must ask again (I14). */
+/* Make another single lease to ask again: each begins only once (I14). */
 static void
 take_another_lease(DlockSpace *space, DlockRequest *request)
 {
@@ -187,7 +187,7 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 /*
  * Acquire for request->lease.  Returns NULL, with *outcome set, if the lock
  * cannot be acquired in time.  Otherwise returns a granted ticket and pushes a
- * mark.  The caller must make the ticket durable before it drops the mark.
+ * mark.  The caller must make the ticket durable, and then drop the mark.
  */
 DlockLeaseTicket *
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -269,8 +269,8 @@ join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
  * Queue for request->lease, durably and without waiting for the grant, and
  * return the ticket's number.
  *
- * If another call has made the ticket, the last step redirects the ticket's
- * announcement to this client; until then, the other client gets it.  A new
+ * If another call has made the ticket, that call's client gets the
+ * announcement until the ticket is durable, and this client after that.  A new
  * ticket is ended if the statement that calls "function" is canceled later.
  */
 int64
@@ -283,10 +283,10 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 
 	dlock_xact_prepare_arming();
 	ticket = join_or_claim(space, request, &created);
-	/* after an error, no other call may arm the announcement of this call */
+	/* if this call fails, no other may arm the new ticket's announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* a ticket that this call has adopted is not found by number yet */
+	/* a ticket that was adopted in this call is not found by number yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();
@@ -309,7 +309,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/* Wait until a lease's grant is durable.  Returns false after the timeout. */
+/* Wait for a durable grant of a lease's ticket; returns false if timed out. */
 bool
 dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 				  DlockTimeout timeout)

@@ -3,12 +3,12 @@
  * lone_call.c
  *	  Warns if a transaction only set a guard or took a lock for itself.
  *
- * Such a call has no effect: the guard protects no write, and the lock is
- * released at once.  A function cannot know that no statement will follow in
- * its transaction: even outside a transaction block, a client can send several
- * statements in a pipeline.  So dlock notes a call that is alone in its
- * statement, forgets the call at any other statement, and warns at the commit
- * if the call is still noted.
+ * If the transaction does nothing else, the guard protects no write, and the
+ * transaction's lock is released at once.  A function cannot know that no
+ * statement will follow in its transaction: even outside a transaction block,
+ * a client can send several statements in a pipeline.  So dlock notes a call
+ * that is alone in its statement, forgets the call at any other statement, and
+ * warns at the commit if the call is still noted.
  *
  * If in doubt, dlock does not warn.  It never notes a call of a try function,
  * because the result of such a call is useful by itself.

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * request.c
- *	  Checks and waits that all requests of this backend share.
+ *	  Checks and waiting, for all requests of this backend.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,8 +40,8 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
  * rows; otherwise the name's rows.  Subtracts the wait from the timeout.
  *
  * After the timeout, raises 55P03 even in a try function, because the lock may
- * be free, or the request's own lease may have it.  But if a session requests
- * a name that has a row, returns false, with *outcome set.
+ * be free, or the request's own lease may have it.  But if the request is not
+ * for a lease and the name has a row, returns false, with *outcome set.
  */
 bool
 dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,

@@ -6,12 +6,12 @@
  * The longest reserved prefix of a name counts: only roles that have the
  * privileges of the prefix's owner may use the name.  Reservations are rows of
  * a table.  Each backend keeps a copy of the table.  With each change, a
- * trigger sends an invalidation, and the backends read the table again.  A
- * call pays for one comparison if nothing is reserved, otherwise for a lookup
- * at each length of a reserved prefix.
+ * trigger sends an invalidation, and the backends read the table again.  If
+ * nothing is reserved, a call makes one comparison, otherwise one lookup for
+ * each length that a reserved prefix has.
  *
- * A row has the owner's name and the OID, or 0, that the name had when the row
- * was written.  If name and OID do not agree, the role was dropped or
+ * A row has the owner's name, and the OID that this name had when the row was
+ * written, or 0.  If name and OID do not agree, the role was dropped or
  * renamed.  Then only superusers may use the names until the next reservation.
  *
  *-------------------------------------------------------------------------
@@ -246,7 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/* Lock a prefix's row, before check_owner().  Returns false without a row. */
+/* Lock a prefix's row, before check_owner().  Returns false if it has none. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {
@@ -274,7 +274,7 @@ dlock_reservations_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/* Returns the OID of the role with a name, or 0.  For a generated column. */
+/* Returns the OID of the role with this name, or 0, for a generated column. */
 PG_FUNCTION_INFO_V1(dlock_role_oid);
 Datum
 dlock_role_oid(PG_FUNCTION_ARGS)

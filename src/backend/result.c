@@ -4,7 +4,7 @@
  *	  The columns of the rows that functions return.
  *
  * CREATE OR REPLACE VIEW can add columns to the row type of a function.  So
- * each function compares its columns before it fills in a row.
+ * each function checks its row type before it fills in a row.
  *
  *-------------------------------------------------------------------------
  */

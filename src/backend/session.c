@@ -38,7 +38,7 @@ dlock_session_attach(void)
 	}
 	if (dlock_my_backend == NULL)
 	{
-		/* set first, because an interrupt can come after attaching */
+		/* first: if an interrupt then ends the session, it must detach */
 		attached_here = true;
 		dlock_attach(false);
 	}
@@ -91,8 +91,8 @@ flush_removal(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Flush the removal on which a grant depends (I15).  If the flush fails, end
- * the ticket, unless it has acquires.
+ * Before a grant is used, flush the removal of an earlier ticket's row (I15).
+ * If the flush fails, end the ticket, unless an earlier acquire holds it.
  */
 static inline void
 confirm_grant(DlockSpace *space, DlockHeld *held)
@@ -129,7 +129,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			dlock_request_check_upgrade(request, held->ticket);
 			if (request->scope == DLOCK_TRANSACTION)
 				dlock_xact_prepare();
-			/* the grant of an enqueued ticket may not be confirmed yet */
+			/* if the ticket was enqueued, its grant can be unconfirmed */
 			confirm_grant(space, held);
 			dlock_xact_deepen(held, request->scope);
 			return held->number;
@@ -158,7 +158,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		(*outcome = dlock_request_wait(request, held)) != DLOCK_ACQUIRED)
 		return 0;
 	confirm_grant(space, held);
-	/* last, because it cannot fail: a call that fails acquires nothing */
+	/* last, and cannot fail: a call that fails must not acquire anything */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
 }
@@ -167,9 +167,9 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * Acquire several locks, all or none.  The keys have no duplicates, and are in
  * the order in which all calls acquire.  If a lock cannot be acquired in time,
  * returns false, with the lock's index in *failed and the reason in *outcome.
- * Except in transaction scope, each acquire leaves a mark, which the caller
- * must drop with dlock_xact_keep_result().  If the call fails, the rollback
- * releases the locks.  It does not warn, because a warning takes interrupts.
+ * After true, except in transaction scope, the caller must drop the acquires'
+ * marks with dlock_xact_keep_result().  If an error is raised, the rollback
+ * releases the locks, without a warning, because a warning takes interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -230,7 +230,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_replace(held->ticket, announcement, false);
-		/* from here on, the new channel is told of waiters that join */
+		/* repeat past events for the new channel, which hears later ones */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}
@@ -315,7 +315,7 @@ undo_session_acquire(DlockHeld *held)
 }
 
 /*
- * If the name is the latest and held in session scope, release it like
+ * If this name was used last, and is held in session scope, release it like
  * dlock_session_release(), with the result in *released, and return true.
  */
 bool

@@ -3,12 +3,12 @@
  * slots.c
  *	  The slots that are set for locks and replace those of requests.
  *
- * The table dlock_slots has a row for each such lock.  Requests use a copy in
- * the lock's entry.  A transaction that may change a row notes the row's name
- * and keeps the lock's entry.  Before its commit, the transaction takes a
- * heavyweight lock and reads the rows of the noted names.  After the commit it
- * sets the copies to what it has read, then releases the heavyweight lock.  So
- * copies change in the order of commits.
+ * The table dlock_slots has a row for each lock whose slots are set.  Requests
+ * use a copy in the lock's entry.  A transaction that may change a row notes
+ * the row's name and keeps the lock's entry.  Before its commit, the
+ * transaction takes a heavyweight lock and reads the rows of the noted names.
+ * After the commit it sets the copies to what it has read, then releases the
+ * heavyweight lock.  So copies change in the order of commits.
  *
  * A constraint notes the names of rows that are written, because a restore can
  * disable triggers, but not constraints.  Triggers note the names of rows that
@@ -47,7 +47,7 @@ typedef struct NotedName
 	struct NotedName *next;		/* in "names" */
 	int			level;			/* transaction nesting level */
 
-	/* set at the commit */
+	/* set by read_names() */
 	bool		is_read;
 	int32		slots;			/* as in the name's row; 0: no row */
 } NotedName;
@@ -57,7 +57,7 @@ static HTAB *table_of_names = NULL;
 /* The latest name first, so levels never rise along the list */
 static NotedName *names = NULL;
 
-/* Role that calls dlock_set_slots(), or 0; the function writes as the owner */
+/* Caller of dlock_set_slots(), which writes as the table's owner; 0: none */
 static Oid	setter = InvalidOid;
 
 static void slots_at_xact_end(XactEvent event, void *arg);
@@ -79,7 +79,7 @@ prepare_names(void)
 		table_of_names = dlock_held_make_table("dlock slots", sizeof(NotedName));
 }
 
-/* Note that the row of a name may change, and keep the lock's entry. */
+/* Add a name, whose row may change, to "names", and keep the lock's entry. */
 void
 dlock_slots_note(DlockSpace *space, const DlockKey *key)
 {
@@ -270,7 +270,7 @@ drop_names(int level, bool is_commit)
 static void
 slots_at_xact_end(XactEvent event, void *arg)
 {
-	/* at exit, an error in the rollback can make dlock_detach() come first */
+	/* at exit, after an error in the rollback, dlock_detach() may have run */
 	if (table_of_names == NULL || dlock_my_backend == NULL)
 		return;
 	switch (event)

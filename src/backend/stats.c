@@ -97,7 +97,7 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Returns a row for each bound, and one for all waits. */
+/* Returns the number of waits up to each bound; the last row counts all. */
 PG_FUNCTION_INFO_V1(dlock_wait_counts);
 Datum
 dlock_wait_counts(PG_FUNCTION_ARGS)

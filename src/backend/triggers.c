@@ -109,7 +109,7 @@ get_integer(Datum value, Oid type)
 	}
 }
 
-/* Read the column that the trigger's argument or "default_name" names. */
+/* Read the column whose name is the trigger's argument or "default_name". */
 static void
 read_column(TriggerData *trigger, const char *function,
 			const char *default_name, Column *column)

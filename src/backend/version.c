@@ -20,7 +20,7 @@
 
 /*
  * Run a statement whose parameters are the name, a version and the current
- * role.  Returns the number of rows and, unless "result" is NULL, a version.
+ * role.  Returns the number of rows.  Sets *result to the version, if any.
  */
 static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,

@@ -190,7 +190,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 	MemoryContextDelete(row_context);
 }
 
-/* Show all locks, few rows at a time, so that rows stay in the CPU cache. */
+/* Show all locks, a few rows at a time, so that they stay in the CPU cache. */
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 {
@@ -380,8 +380,8 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 
 /*
  * Returns the processes that block a process in the lock manager or in dlock.
- * In dlock, these are conflicting holders and all earlier waiters; and for an
- * ended ticket whose row the worker cannot remove, the worker.
+ * In dlock, these are conflicting holders and all earlier waiters.  The worker
+ * stands for an ended ticket, if it cannot remove the row of that ticket.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum

@@ -51,7 +51,7 @@ has_lease(const DlockRequest *request)
 	return request->lease && !request->lease->single;
 }
 
-/* Publish this wait, so that processes see it and the lease's end wakes us. */
+/* Publish this wait for other processes; the lease's end then wakes us. */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -104,7 +104,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Is the lease over: the request's if has_lease(), otherwise the ticket's? */
+/* If has_lease(), is the request's lease over?  Otherwise, is the ticket's? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -140,7 +140,7 @@ still_waiting(DlockTicket *ticket, bool foreign)
  * A broadcast removes us from the condition variable's list, so we enter the
  * list again before each look at the state.  A sleep with a timeout of 0 does
  * this, and resets the latch.  ConditionVariablePrepareToSleep() would also
- * pass the broadcast on to another sleeper, before PostgreSQL 16.
+ * pass the broadcast on to another sleeper (before PostgreSQL 16).
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -254,8 +254,8 @@ keep_lock_timeout(int64 waited)
 }
 
 /*
- * When a waiter looks for deadlocks, in microseconds since the wait began.
- * Every two deadlock_timeouts it looks for cycles that a wait for a
+ * Times of a waiter's next looks for deadlocks, in us since the wait began.
+ * Every two deadlock_timeouts, it looks for cycles that a wait for a
  * heavyweight lock may have closed.  It looks thoroughly at growing intervals.
  */
 typedef struct Looks

@@ -62,7 +62,7 @@ end_watch(Watch *watch)
 	dlock_watch_end(shared);
 }
 
-/* Returns the watch of a name with this channel, or NULL. */
+/* Returns a name's watch for this channel, or NULL. */
 static Watch *
 find_watch(const DlockKey *key, const char *channel)
 {

@@ -36,7 +36,7 @@ typedef enum MarkKind
 	MARK_TAKEN,					/* undo an unfinished call's acquire */
 	MARK_RESULT,				/* undo a complete call's acquire if its
 								 * statement is canceled or the session ends */
-	MARK_REDIRECTED,			/* undo an unfinished call's redirection */
+	MARK_REDIRECTED,			/* undo an unfinished dlock_xact_redirect() */
 	MARK_DROPPED				/* no action; about to leave the stack */
 } MarkKind;
 
@@ -50,7 +50,7 @@ typedef struct Mark
 	uint32		count;			/* number of acquires or calls */
 	bool		pinned;			/* MARK_GUARD: has it pinned the ticket? */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: announcement claim */
-	int			depth;			/* MARK_TAKEN, MARK_RESULT: earlier depth */
+	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before it */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: the new announcement */
 } Mark;
 
@@ -68,7 +68,7 @@ typedef struct Guarded
 
 static HTAB *guarded = NULL;
 
-/* Running statement's context, and fn_mcxt of its own calls of functions */
+/* Memory context of the running statement, and fn_mcxt of its own calls */
 static MemoryContext statement = NULL;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -250,7 +250,7 @@ end_mark(int number)
 	bool		is_commit = mark.level == 0;
 	DlockHeld  *held = mark.held;
 
-	/* no call is unfinished at a commit; guards were unpinned before */
+	/* guards are unpinned already, and no call is unfinished at a commit */
 	Assert(!mark.pinned && (!is_commit || mark.kind != MARK_TAKEN));
 	marks[number].kind = MARK_DROPPED;
 	if (mark.kind == MARK_GUARD)
@@ -279,7 +279,7 @@ end_mark(int number)
 							 held->xact_depth);
 	if (is_undone(&mark))
 		undo_taken(held, mark.depth);
-	/* arm nothing if the session has released the ticket since */
+	/* arm nothing if the session has released the ticket since the call */
 	if (mark.kind == MARK_ARM && (!is_commit || held->session_depth > 0))
 		dlock_announcement_end_claim(held->ticket, mark.claim, is_commit);
 	dlock_held_settle(held);
@@ -307,7 +307,7 @@ remove_dropped(int from)
 }
 
 /*
- * Push a mark.  If the unfinished call fails, it undoes a session-scoped
+ * Push a mark.  If the unfinished call fails, the mark undoes a session-scoped
  * acquire of this session's ticket, or ends the claims on a lease's ticket and
  * on its announcement.  The caller has called dlock_xact_prepare().
  */
@@ -320,7 +320,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
-/* Push a mark, before a redirection of a lease's ticket begins. */
+/* Push a mark, before a lease's ticket gets another announcement. */
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
@@ -328,7 +328,7 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
-/* Keep what a mark would undo.  The mark is a copy, no longer in force. */
+/* Keep what a dropped mark would have undone.  "mark" is its copy. */
 static void
 keep_mark(const Mark *mark)
 {
@@ -358,7 +358,7 @@ dlock_xact_keep(int count)
 
 /*
  * A call is complete.  If the executed statement itself made the call, the
- * marks stay until the statement ends, because a cancel discards the result.
+ * marks stay until its end, because a cancel before that discards the result.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -374,10 +374,10 @@ dlock_xact_keep_result(const FmgrInfo *function, int count)
 }
 
 /*
- * Begin a statement.  A cancel undoes the calls that the statement makes
- * itself; functions have statements of their own.  dlock_xact_end_statement()
- * or dlock_xact_fail_statement() must follow in any case, because another
- * statement's memory context can have the same address later.
+ * Begin a statement.  A cancel undoes the statement's own calls, but not calls
+ * in functions, because these have statements of their own.  Each statement
+ * must end with dlock_xact_end_statement() or dlock_xact_fail_statement(), as
+ * the memory context of another statement can have the same address later.
  */
 void
 dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
@@ -420,7 +420,7 @@ dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 	}
 }
 
-/* Undo the latest acquire, transaction-scoped or by the unfinished call. */
+/* Undo the acquire of the latest mark, a MARK_UNDO or MARK_TAKEN. */
 void
 dlock_xact_undo_latest(void)
 {
@@ -531,8 +531,8 @@ dlock_xact_watch(DlockWatch *watch)
 }
 
 /*
- * Drop the marks of a watch that is about to end, or of all watches.  Marks
- * keep their places, because a DlockStatement has the number of earlier marks.
+ * Drop the marks of a watch that is about to end, or of all watches.  Dropped
+ * marks stay on the stack, because num_marks of a DlockStatement counts them.
  */
 void
 dlock_xact_unwatch(const DlockWatch *watch)
@@ -547,7 +547,7 @@ dlock_xact_unwatch(const DlockWatch *watch)
 
 /*
  * Let the (sub)transaction commit only while this ticket holds.  It must be
- * this session's ticket, or the caller must have its lease's role's rights.
+ * this session's ticket, or that of a lease that the caller may use.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
@@ -589,8 +589,8 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * Pin the guards' tickets, so that the next tickets are not granted before the
- * commit is visible (I24).  Raises 55L01 if a ticket is lost; rollback unpins.
+ * Pin the guards' tickets, so that no next ticket is granted until the commit
+ * is visible (I24).  Raises 55L01 if a ticket is lost.  A rollback unpins all.
  */
 static void
 pin_guards(void)
@@ -689,7 +689,7 @@ static void
 at_xact_end(XactEvent event, void *arg)
 {
 	dlock_lone_call_end(event == XACT_EVENT_PRE_COMMIT);
-	/* an exit commits a transaction of its own, which has no guards */
+	/* a transaction that PostgreSQL commits during an exit has no guards */
 	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE)

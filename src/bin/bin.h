@@ -2,9 +2,9 @@
  * bin.h
  *		The command "dlock": what its files share.
  *
- * The command is a client.  It calls no other room, and learns of the server
- * by SQL only.  All times are microseconds of CLOCK_BOOTTIME, which runs while
- * the machine sleeps.
+ * The command is a client.  It uses no other directory of src, and learns of
+ * the server only by SQL.  All times are microseconds of CLOCK_BOOTTIME, which
+ * runs while the machine sleeps.
  */
 #ifndef DLOCK_BIN_H
 #define DLOCK_BIN_H

@@ -1,6 +1,6 @@
 /*
  * command.c
- *		Starting the command of dlock run, and ending it in time.
+ *		Starting the command of "dlock run", and ending it in time.
  *
  * The keeper of the lock (run.c) is the command's parent, and calls these
  * functions.  Even if the keeper is busy, for example in the resolver, the
@@ -9,8 +9,8 @@
  * kernel kills the command, because of its PR_SET_PDEATHSIG.
  *
  * Descendants can have process groups of their own, for example if a script
- * calls timeout(1).  They stay descendants, because keeper and front are
- * subreapers.  So signal_tree() finds them.
+ * calls timeout(1).  They stay descendants, because the keeper and its parent,
+ * the front (front.c), are subreapers.  So signal_tree() finds them.
  */
 #include "bin/bin.h"
 
@@ -25,7 +25,7 @@
 static pid_t front_process;
 static pid_t front_process_group;
 static int	terminal = -1;
-static bool takes_terminal;		/* does the command take it as it starts? */
+static bool takes_terminal;		/* the command takes the terminal at start */
 static sigset_t inherited_mask;
 static bool ignored[NSIG];
 static timer_t step_timer;
@@ -40,7 +40,7 @@ static volatile sig_atomic_t terminated;	/* SIGTERM was sent */
 static volatile sig_atomic_t killed;	/* SIGKILL was sent */
 
 static bool tree_terminated;	/* SIGTERM was sent to other groups, too */
-static int	report;				/* the new process writes exec's errno to it */
+static int	report;				/* exec's errno can be read from it */
 static int	exec_error;
 static int	exit_status;
 static int	stop_signal;
@@ -103,8 +103,8 @@ block_alarm(int how)
 }
 
 /*
- * Note the signals that the caller ignores, because the command must ignore
- * them, too.  Call this before dlock changes the disposition of a signal.
+ * Record the signals that are ignored when dlock starts, because the command
+ * must ignore them, too.  Call this before dlock changes any disposition.
  */
 void
 command_note_signals(void)
@@ -118,7 +118,7 @@ command_note_signals(void)
 
 /*
  * Prepare the keeper, once.  From then on, SIGCHLD is blocked except while the
- * keeper waits.  Returns false, with errno, if no command could be watched.
+ * keeper waits.  Returns false, with errno, if it cannot watch a command.
  */
 bool
 command_prepare(pid_t front, pid_t its_group, int tty, bool takes_tty)
@@ -162,7 +162,7 @@ command_waiting_mask(void)
 	return &mask;
 }
 
-/* In the command's process, restore the caller's settings, and execute. */
+/* In the new process, restore the signals that dlock changed; execute argv. */
 static void
 become_command(char **argv, pid_t keeper, int result)
 {
@@ -188,7 +188,7 @@ become_command(char **argv, pid_t keeper, int result)
 	_exit(EXIT_NOT_RUN);
 }
 
-/* Note that the command has ended.  SIGALRM must be blocked. */
+/* Forget the command, which has ended.  SIGALRM must be blocked. */
 static void
 forget_command(void)
 {
@@ -197,7 +197,7 @@ forget_command(void)
 	set_timer(last_timer, FOREVER);
 }
 
-/* If a deadline has passed, its timer fires now.  SIGALRM must be blocked. */
+/* Set the timers; a past deadline fires at once.  SIGALRM must be blocked. */
 static void
 arm_timers(void)
 {
@@ -207,7 +207,7 @@ arm_timers(void)
 
 /*
  * Start the command.  Returns its process group or, with errno set, 0.  Does
- * not wait until the command is executed: Ctrl-Z can stop it before.
+ * not wait for exec, because Ctrl-Z can stop the new process before exec.
  */
 pid_t
 command_start(char **argv)
@@ -221,7 +221,7 @@ command_start(char **argv)
 
 	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
 		return 0;
-	/* the new process must not lose a signal that the keeper ignores */
+	/* keep signals pending until the new process does not ignore them */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &before);
 	killed = terminated = tree_terminated = false;
@@ -285,7 +285,7 @@ command_is_lost(void)
 	return terminated || killed;
 }
 
-/* Returns when command_look() must be called, even without a signal. */
+/* The time when command_look() must be called, even without a signal */
 int64
 command_next_step(void)
 {
@@ -318,7 +318,7 @@ command_stopped_by(void)
 	return signo;
 }
 
-/* Returns errno if the command, which has ended, was not executed; else 0. */
+/* Returns the errno of exec if the ended command was never executed, or 0. */
 int
 command_exec_error(void)
 {
@@ -336,7 +336,7 @@ command_exit_code(void)
 /*
  * Send a signal to the descendants of a process, except to the process group
  * "except", which has received it already.  Reap children of this process,
- * except the command.  Returns true if a descendant still runs.
+ * except the command.  Returns true if any other descendant is left.
  */
 static bool
 signal_descendants(pid_t parent, int signo, pid_t except)
@@ -388,7 +388,7 @@ signal_tree(int signo, pid_t except)
 	return any;
 }
 
-/* Has the command's own process ended?  It is reaped later. */
+/* Has the command's own process ended?  Does not reap the process. */
 static bool
 has_ended(void)
 {
@@ -419,7 +419,7 @@ command_look(void)
 		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
 		info.si_pid = 0;
 	}
-	/* has_ended() first, because children of an ended command become ours */
+	/* has_ended() first: then signal_tree() finds all that the command left */
 	for (;;)
 	{
 		ended = has_ended();
@@ -433,7 +433,7 @@ command_look(void)
 	tree_terminated = ends_tree;
 	if (ended && !(terminated && others))
 	{
-		/* before another group can get the number of this one */
+		/* do this before another group can get this group's number */
 		if (terminal >= 0 && tcgetpgrp(terminal) == group)
 			tcsetpgrp(terminal, front_process_group);
 		block_alarm(SIG_BLOCK);

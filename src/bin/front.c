@@ -1,6 +1,6 @@
 /*
  * front.c
- *		The process that the caller of dlock run sees.
+ *		The process that the caller of "dlock run" sees.
  *
  * The front passes signals on, lends the terminal to the command, stops when
  * the command is stopped, and ends as the command does.  Its child, the keeper
@@ -55,7 +55,7 @@ forward_signal(int signo)
 	errno = save_errno;
 }
 
-/* Catch the signals to pass on, except those that the caller ignores. */
+/* Catch the signals to pass on, unless they were ignored at the start. */
 static void
 catch_signals(void)
 {
@@ -73,8 +73,8 @@ catch_signals(void)
 }
 
 /*
- * Set the signals of front and keeper.  Writing a message must neither stop
- * these processes (stty tostop) nor end them (no reader of stderr).
+ * Set how front and keeper handle signals.  Writing a message must neither
+ * stop these processes (stty tostop) nor end them (no reader of stderr).
  */
 static void
 set_own_signals(void)
@@ -87,7 +87,7 @@ set_own_signals(void)
 
 /*
  * The keeper gets signals only as messages from the front.  If systemd, for
- * example, signals all processes of dlock, the keeper must not end too early.
+ * example, signals all processes, the keeper must not end before the command.
  */
 static void
 leave_signals_to_front(void)
@@ -101,8 +101,8 @@ leave_signals_to_front(void)
 
 /*
  * Does the command have the terminal from its start?  It does if this process
- * leads its job and no other process of the job, such as a pager, can want it.
- * Otherwise the command gets the terminal after it was stopped for using it.
+ * leads its job and stdout is no pipe, as to a pager that wants the terminal.
+ * Otherwise the command gets the terminal after a stop by SIGTTIN or SIGTTOU.
  */
 static bool
 shall_lend_at_once(void)
@@ -203,7 +203,7 @@ main_run(const char *name, int n, char **operands)
 		tcsetpgrp(tty, getpgrp());
 	if (WIFSIGNALED(status))
 		return command_ran ? EXIT_LOST : EXIT_DLOCK;
-	/* after Ctrl-C, a shell's loop ends only if a signal has ended dlock */
+	/* after Ctrl-C, end by the signal, so that a shell's loop ends, too */
 	if ((interrupted || lends_terminal) && WEXITSTATUS(status) == 128 + SIGINT)
 	{
 		(void) signal(SIGINT, SIG_DFL);

@@ -2,8 +2,8 @@
  * list.c
  *		dlock ls, dlock blockers and dlock stats: the views as tables.
  *
- * JSON and CSV have the columns of the view, for programs; a table has the
- * columns that fit on a line.
+ * JSON and CSV are for programs, and have all columns of the view.  A table
+ * has the columns that fit on a line.
  */
 #include "bin/bin.h"
 

@@ -116,8 +116,8 @@ run_subcommand(int s, int argc, char **argv)
 }
 
 /*
- * If the caller has closed a standard descriptor, no connection may get that
- * descriptor's number, because output would go to the connection.
+ * If dlock is started with a standard descriptor closed, no connection may get
+ * that descriptor's number, because output would go to the connection.
  */
 static void
 occupy_standard_descriptors(void)

@@ -244,7 +244,7 @@ take_options(const char *name, char letter, int argc, char **argv)
 	}
 	*next = '\0';
 
-	/* start over: options before the subcommand were taken earlier */
+	/* start over: another call took the options before the subcommand */
 	optind = 0;
 	while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1)
 	{

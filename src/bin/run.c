@@ -165,9 +165,9 @@ look_around(void)
 }
 
 /*
- * Wait until the descriptor, if any, is ready.  Returns false after "until".
- * Returns false also if dlock must stop while no command runs, or if the
- * command has ended and "heed_end" is set.
+ * Wait until the descriptor, if any, is ready.  Returns false if "until"
+ * passes, if dlock must stop while no command runs, or if the command has
+ * ended and "heed_end" is set.
  */
 static bool
 await_event(int fd, short events, int64 until, bool heed_end)
@@ -198,8 +198,8 @@ await_event(int fd, short events, int64 until, bool heed_end)
 
 /*
  * Wait for an answer of the server.  If the command ends, give up the answer
- * and the connection.  Not with --session, because that would lose the lock;
- * nor with --every, because short commands could interrupt all renewals.
+ * and the connection.  With --session or --every, continue to wait, or else a
+ * session would lose the lock, and short commands could prevent all renewals.
  */
 static bool
 await_answer(int fd, short events, int64 until)
@@ -207,7 +207,7 @@ await_answer(int fd, short events, int64 until)
 	return await_event(fd, events, until, !opt.session && opt.every == 0);
 }
 
-/* Warn once that no server answers.  Pause, or return false after "until". */
+/* Warn once that no server answers.  Pause, or return false past "until". */
 static bool
 be_patient(int64 until)
 {
@@ -233,7 +233,7 @@ patience_for_answer(void)
 	return opt.session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
-/* Set the deadlines.  The ttl counts from when the request was sent. */
+/* Set the deadlines.  The ttl counts from "sent", the time of the request. */
 static void
 set_deadline(int64 sent)
 {
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* Call a function with the ticket and "length", if that is not negative. */
+/* Call a function with the ticket and, unless that is negative, "length". */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -377,7 +377,7 @@ at_least_fits(void)
 	return fits && fits[0] == 't';
 }
 
-/* Try once, with a connection.  "until" is the end of the whole wait. */
+/* Try once, on an open connection.  "until" is the end of the whole wait. */
 static Outcome
 try_to_get_lock(int64 until)
 {
@@ -454,13 +454,13 @@ get_lock(void)
 }
 
 /*
- * Giving it back
+ * Giving back the lock
  */
 
 /*
  * Release the lock, or keep it for the rest of --at-least.  A session's lock
- * ends with the session.  Returns false if the lock was lost before, or if a
- * session cannot tell.  If "until" comes first, the lease's ttl ends the lock.
+ * ends with the session.  Returns false if the lock had been lost or, with
+ * --session, may have been.  After "until", gives up: the ttl ends the lock.
  */
 static bool
 give_back(int64 until)
@@ -531,7 +531,7 @@ set_environment(void)
 	setenv(opt.session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
 }
 
-/* Is the connection lost?  Called if it is readable without a request. */
+/* Is the connection lost?  Called if it has input while no request runs. */
 static bool
 connection_is_lost(void)
 {
@@ -616,7 +616,7 @@ run_with_lock(void)
 			return 128 + stop_signal;
 		start = clock_now();
 		code = run_command();
-		/* Ctrl-C reaches only the command */
+		/* after Ctrl-C, which only the command gets, do not run it again */
 		if (code < 0 || opt.every == 0 || not_run || code == 128 + SIGINT)
 			return code;
 		if (code != 0)

@@ -5,7 +5,7 @@
  * Requests wait in server_await(), so that dlock run can do other work at the
  * same time.  Only connecting can block (resolver, Kerberos, files).  If
  * server_await() returns false, the request is given up.  To give up a query,
- * the connection is closed, because the answer could still come.
+ * the connection is closed, because it is busy until the answer comes.
  *
  * In non-blocking mode, libpq has no timeout for each of several hosts.  So
  * server_open() tries one host at a time.

@@ -66,7 +66,7 @@ show_page(void)
 	char	   *line;
 	int			row;
 
-	/* if a line wraps, this clears the wrapped part */
+	/* clrtobot() also clears the rest of a line that has wrapped */
 	for (row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
 	{
 		(void) move(row, 0);

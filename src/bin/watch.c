@@ -21,7 +21,7 @@ typedef struct Watched
 static Watched *watched;
 static int	n_watched;
 
-/* Make a name or info fit to print, so that it breaks no line or screen. */
+/* Replace control characters, which could break the line or the screen. */
 static char *
 plain_line(char *text)
 {

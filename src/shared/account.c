@@ -6,13 +6,13 @@
  * A role has one account for all databases.  Each object names the role that
  * it counts for, so any process can free it, even after the role was dropped.
  *
- * A backend reports in steps of REPORT_MEMORY_EVERY bytes, because otherwise
- * all backends would contend for one cache line.  So an account can be wrong
- * by one step for each backend.
+ * A backend adds its counts to the shared account in steps of
+ * REPORT_MEMORY_EVERY bytes, because otherwise all backends would contend for
+ * one cache line.  So an account can be wrong by one step for each backend.
  *
- * An account is removed if it is 0 and no backend has it open (I30).  Memory
- * is counted before others can free it, and subtracted after it is freed.  So
- * an error can leave too much counted, never too little.
+ * An account is removed if its memory is 0 and no backend has it open (I30).
+ * Memory is counted before other processes can free it, and subtracted after
+ * it is freed.  So after an error the count can be too high, never too low.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,13 +25,13 @@
 
 #define REPORT_MEMORY_EVERY 4096
 
-/* How many accounts a backend has open, at most */
+/* Maximum number of accounts that a backend has open at one time */
 #define MAX_OPEN	8
 
-/* A role or session user below 1/LITTLE of the limit "has little". */
+/* A role or session user with less than 1/LITTLE of the limit "has little". */
 #define LITTLE		64
 
-/* Memory that counts for no role may reach 1/NOBODYS of the limit. */
+/* Memory that counts for no role can take at most 1/NOBODYS of the limit. */
 #define NOBODYS		16
 
 /* GUC, in percent of dlock_memory_limit() */
@@ -44,8 +44,8 @@ typedef struct Account
 	DlockAccount *shared;		/* NULL: this place is free */
 	Oid			role;
 	int64		unreported;		/* bytes not added to "shared" yet */
-	int			percent;		/* its limit; 0: this session's setting; -1: not
-								 * known */
+	int			percent;		/* the role's setting; 0: use this session's;
+								 * -1: not read yet */
 } Account;
 
 static Account open_accounts[MAX_OPEN];
@@ -92,7 +92,7 @@ find_closed_account(void)
 	return account;
 }
 
-/* If "make" is set, can raise 53200; if not, the account must exist. */
+/* If "make" is set, a missing account is made, which can raise 53200. */
 static Account *
 open_account(Oid role, bool make)
 {
@@ -155,8 +155,8 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 
 /*
  * The limit of an account, in percent: the role's setting by ALTER ROLE.  If
- * the role has none, or has logged in here, the limit is this session's own
- * setting.  The catalog is read at the first call, and if "again" is set.
+ * the role has none, or if this session has logged in as the role, the limit
+ * is the session's setting.  Reads the catalog once, unless "again" is set.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -206,9 +206,9 @@ dlock_memory_suffices(Oid role)
 
 /*
  * Is there memory for a sketch (contention.c)?  Sketches count for no role and
- * outlive the sessions that need them, so together they have a small share.
- * Half of this share is kept for the first names of each space.  The last
- * eighth of the memory is never used for sketches.  Raises 53200.
+ * outlive the sessions that need them, so all sketches together get a small
+ * share.  Half of it is kept for sketches that have no memory for names yet.
+ * Sketches never use the last eighth of the memory.  Raises 53200.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -257,8 +257,8 @@ raise_role_limit(Account *account, int64 limit)
 }
 
 /*
- * The memory that a session user takes, as any role: its own account, the
- * accounts that it sponsors, and the given account.
+ * The memory that the session user takes, under all roles that it assumes: its
+ * own account, those that it sponsors (has_little()), and the given account.
  */
 static int64
 memory_of_session_user(Account *account)
@@ -281,10 +281,10 @@ memory_of_session_user(Account *account)
 }
 
 /*
- * Do the role and the session user both have little?  One session user can
- * assume many roles, and must not take the reserve once per role.  So the
- * session user becomes the account's sponsor.  The account then counts for
- * both, until another session user with little becomes its sponsor.
+ * Does the role have little, and the session user, too, if not a superuser?  A
+ * session user can assume many roles, but must not take the memory kept for
+ * such roles once per role.  So it becomes the account's sponsor.  The account
+ * counts for role and sponsor, until another session user becomes the sponsor.
  */
 static bool
 has_little(Account *account, int64 limit)
@@ -339,7 +339,7 @@ dlock_allocate(Oid role, Size size)
 	return dlock_address(pointer);
 }
 
-/* Like dlock_allocate(), but the pointer is invalid if no piece is free */
+/* Like dlock_allocate(), but returns an invalid pointer if the area is full */
 dsa_pointer
 dlock_allocate_if_free(Oid role, Size size)
 {

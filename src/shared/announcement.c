@@ -1,17 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * announcement.c
- *	  Announcements of enqueued tickets, and the outbox of those to be sent.
+ *	  Announcements of enqueued tickets, and the outbox for sending them.
  *
- * An announcement that is armed and has events is in the space's outbox, and
- * the sender sends it (I28).  It leaves the outbox only after it was sent.  So
- * if the sender fails or dies, the next attempt sends it, perhaps again.
+ * An announcement has the events of one ticket, for NOTIFY.  If it is armed
+ * and has events, it is in the space's outbox until it was sent (I28).  So if
+ * the sender fails or dies, the next attempt sends it, perhaps again.
  *
  * An announcement is armed once the transaction that made it has committed and
  * the LISTEN is in effect.  Otherwise it could be sent before the session
- * listens.  Before the commit, the transaction claims the announcement, and no
- * other transaction arms it.  A rollback undoes the LISTEN but not the ticket.
- * Then the announcement is armed only after a later call has claimed it.
+ * listens.  Until the commit, the transaction has a claim on the announcement,
+ * so that no other transaction arms it.  A rollback undoes the LISTEN but not
+ * the ticket.  After that, a later call must claim the announcement.
  *
  *-------------------------------------------------------------------------
  */
@@ -47,7 +47,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	DlockSpace *space = space_of_ticket(ticket);
 
 	channel[0] = '\0';
-	/* an announcement that is set just now may be missed */
+	/* this may miss an announcement that another process is setting */
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;
 	LWLockAcquire(&space->outbox_lock, LW_SHARED);
@@ -56,7 +56,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Make and claim an announcement.  Its later uses do not fail. */
+/* Make and claim an announcement.  The functions below raise no error. */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 {
@@ -99,8 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Count a ticket's announcement, so that the worker stays.  An announcement on
- * the spare ticket is not counted before that ticket has joined a lock.
+ * Count a ticket's announcement, so that the worker does not exit.  The spare
+ * ticket's announcement is not counted before the ticket has joined a lock.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -220,7 +220,7 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Arm an announcement.  An orphaned one then belongs to the outbox alone. */
+/* Arm an announcement.  If it is orphaned, the outbox then owns it. */
 static void
 arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
@@ -231,7 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/* The announcement on which this session has this claim (0: any), or NULL */
+/* The ticket's announcement if this session has this claim (0: any) on it */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {
@@ -344,7 +344,7 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 	return count;
 }
 
-/* Remove the sent events of the announcements at the outbox's head. */
+/* After the messages were sent, remove their events from the outbox. */
 void
 dlock_outbox_clear(DlockSpace *space)
 {

@@ -5,11 +5,11 @@
  *
  * A table has partitions, each with a lock and buckets.  If there are as many
  * entries as buckets, an insertion divides one bucket (linear hashing).  So
- * its cost does not depend on the number of entries.
+ * the cost of an insertion does not depend on the number of entries.
  *
- * The first buckets are in the partition, the others in segments.  A segment
- * has as many buckets as there are before it.  A backend that will soon need a
- * segment allocates it without a lock.  No segment is ever moved or freed.
+ * The first buckets are in the partition, the others in segments.  Each new
+ * segment doubles the number of buckets.  A backend allocates a segment before
+ * it takes the partition's lock.  No segment is ever moved or freed.
  *
  *-------------------------------------------------------------------------
  */
@@ -116,7 +116,7 @@ dlock_buckets_delete(DlockBuckets *buckets, dsa_pointer entry,
 	buckets->count--;
 }
 
-/* Grow for "more" entries.  Raises 53200.  Called without dlock's locks. */
+/* Add buckets for "more" entries.  Raises 53200.  Called without LWLocks. */
 void
 dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock, uint64 more,
 					  DlockNextOf next_of)

@@ -39,7 +39,7 @@ dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 {
 	uint32		bucket = hash & buckets->mask;
 
-	/* entries of a bucket not in use yet are in the bucket to be divided */
+	/* until a bucket is in use, its entries are in the bucket to be divided */
 	if (bucket >= buckets->num_buckets)
 		bucket &= buckets->mask >> 1;
 	return dlock_bucket_at(buckets, bucket);

@@ -166,7 +166,7 @@ find_setting(Datum config, const char *name)
 	return result;
 }
 
-/* A role's setting by ALTER ROLE, for this database, else for all; or NULL */
+/* A role's setting by ALTER ROLE IN DATABASE or, if none, by ALTER ROLE */
 char *
 dlock_role_setting(Oid role, const char *name)
 {

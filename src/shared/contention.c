@@ -3,10 +3,10 @@
  * contention.c
  *	  The names that were waited for most, in bounded memory.
  *
- * "Space-saving", as in A.  Metwally, D.  Agrawal and A.  El Abbadi,
- * "Efficient Computation of Frequent and Top-k Elements in Data Streams" (ICDT
- * 2005), with weights: the microseconds that a name was waited for.  If no
- * entry is free, a new name replaces the name with the least weight, and
+ * The algorithm is "Space-saving" (A. Metwally, D. Agrawal, A. El Abbadi,
+ * "Efficient Computation of Frequent and Top-k Elements in Data Streams", ICDT
+ * 2005).  The weight of a name is the time waited for it, in microseconds.  If
+ * no entry is free, a new name replaces the name with the least weight, and
  * inherits this weight.  So each name with more than 1/n of the total weight
  * has an entry.  n is DLOCK_CONTENDED_NAMES, or less if memory is short.
  *
@@ -14,8 +14,8 @@
  * too great.
  *
  * A search scans all hashes, and a replacement scans all weights.  Both take
- * some microseconds at most.  The sketch's lock protects all, and nothing is
- * allocated under this lock.
+ * some microseconds at most.  The entries of a space form a sketch with one
+ * lock.  Nothing is allocated under this lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -111,7 +111,7 @@ dlock_contention_prepare(DlockSpace *space)
 		add_chunk(sketch);
 }
 
-/* Forget all names, and free all chunks but the first, which waiters need. */
+/* Forget all names.  Keep the first chunk, because waiters may need it. */
 void
 dlock_contention_reset(DlockSpace *space)
 {
@@ -175,7 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/* Give a name an entry, and set *e to its index; NULL: there is no chunk */
+/* Give a name an entry, with index *e; returns NULL if there is no chunk. */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {

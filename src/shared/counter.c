@@ -4,8 +4,8 @@
  *	  Counters for dlock_stats and dlock_wait_histogram.
  *
  * A backend counts for one space in its DlockBackend, without a lock.  For
- * other spaces, it adds to the shared totals at once.  Only the backend itself
- * writes its counts, so a reset just notes the sum.
+ * other spaces, it adds to the shared totals at once.  No other process writes
+ * a backend's counts, so a reset only stores the sums, to be subtracted later.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,7 +30,7 @@ const int64 dlock_wait_bounds[] = {
 StaticAssertDecl(lengthof(dlock_wait_bounds) == DLOCK_WAIT_BUCKETS,
 				 "dlock_wait_bounds must match DLOCK_WAIT_BUCKETS");
 
-/* For dlock_count_ticket(), if this backend counts for another space */
+/* Count for a space that is not the one this backend counts for. */
 void
 dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
 					  int64 amount)
@@ -51,7 +51,7 @@ dlock_count_wait(uint64 waited)
 	dlock_count(DLOCK_COUNT_WAITS + bucket, 1);
 }
 
-/* Count for another space from now on, or for none.  Raises nothing. */
+/* From now on, count for this space (NULL: for none).  Raises nothing. */
 void
 dlock_count_for(DlockSpace *space)
 {
@@ -79,8 +79,9 @@ dlock_count_for(DlockSpace *space)
 
 /*
  * All that was ever counted for a space.  The caller holds counts_lock, so no
- * count is missed or added twice.  Tickets held = granted - released +
- * DLOCK_COUNT_HELD, which has 1 for each loaded ticket, -1 for an ENDING one.
+ * count is missed or added twice.  The number of held tickets is the number of
+ * granted tickets, minus the released ones, plus DLOCK_COUNT_HELD.  It has 1
+ * for each ticket that was loaded as a holder, and -1 for each ENDING ticket.
  */
 static void
 add_up(DlockSpace *space, uint64 *sums)

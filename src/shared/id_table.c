@@ -3,12 +3,12 @@
  * id_table.c
  *	  The tables of numbers and of requests.
  *
- * The entries are the records (numbers) or leases' tickets (requests)
- * themselves.  The tables grow as the table of locks does (buckets.c).
+ * An entry of the table of numbers is a DlockRecord itself.  An entry of the
+ * table of requests is a DlockLeaseTicket.  Both tables use buckets.c.
  *
- * A single lease is found by its ticket's number.  For requests, see
- * lease_ticket.c.  Before a search releases the partition's lock, it takes a
- * reference to the entry that it found (I7).
+ * A single lease is found by its ticket's number.  Requests are hashed and
+ * compared in lease_ticket.c.  Before a search releases the partition's lock,
+ * it takes a reference to the entry that it found (I7).
  *
  *-------------------------------------------------------------------------
  */
@@ -39,9 +39,9 @@ partition_of(DlockIdPartition *table, uint32 hash)
 }
 
 /*
- * Neighbouring numbers have different partitions and neighbouring buckets, so
- * numbers that come or go in order hit the cache.  The higher bits are hashed,
- * too: most numbers may belong to sessions' tickets, which are not in here.
+ * Consecutive numbers have different partitions and neighbouring buckets, so
+ * insertions and deletions in order hit the cache.  Higher bits are hashed in,
+ * because otherwise numbers at regular distances would share a few partitions.
  */
 static inline uint32
 hash_number(int64 number)
@@ -77,7 +77,7 @@ next_number(dsa_pointer entry, uint32 *hash)
 	return &record->next_id;
 }
 
-/* Grow for "more" numbers before they are inserted.  Raises 53200. */
+/* Add buckets for "more" numbers, to be inserted later.  Raises 53200. */
 void
 dlock_ids_reserve(uint64 more)
 {
@@ -88,8 +88,8 @@ dlock_ids_reserve(uint64 more)
 }
 
 /*
- * Let a record be found by its number, unless it is finished.  A record is
- * marked finished before it is deleted from the table.  Raises 53200.
+ * Insert a record, unless it is finished.  A record that ends is finished and
+ * then deleted from the table, so it is never inserted again.  Raises 53200.
  */
 void
 dlock_id_insert(DlockRecord *record)
@@ -173,7 +173,7 @@ dlock_request_insert(DlockLeaseTicket *ticket)
 	LWLockRelease(&partition->lock);
 }
 
-/* Called as the ticket's memory is freed.  Raises nothing. */
+/* Called when the ticket's memory is freed.  Raises nothing. */
 void
 dlock_request_delete(DlockLeaseTicket *ticket)
 {
@@ -190,8 +190,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * Find a ticket that has this request's hash and that the callback accepts.
- * Returns it with a new reference, or NULL.  Callbacks run under the lock.
+ * Find a ticket that has the hash of "wanted" and that is_wanted() accepts.
+ * Returns it with a new reference, or NULL.  is_wanted() runs under an LWLock.
  */
 DlockLeaseTicket *
 dlock_request_find(const DlockLeaseTicket *wanted,

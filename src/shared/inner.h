@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * inner.h
- *	  Functions that only the files of this room call, by file.
+ *	  Functions that only the files of src/shared call, grouped by file.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,7 +12,7 @@
 
 #include "shared/shared.h"
 
-/* The lock named where a list is declared protects the list's links, too. */
+/* The lock that protects a list also protects the links of its members. */
 
 static inline void
 dlock_list_init(DlockList *list)
@@ -152,7 +152,7 @@ extern void dlock_count_for(DlockSpace *space);
 extern void dlock_count_elsewhere(const DlockTicket *ticket,
 								  DlockCounter counter, int64 amount);
 
-/* Count for a ticket's space, which is in use.  Amounts may be below 0. */
+/* Add to a counter of a ticket's space.  The amount can be negative. */
 static inline void
 dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 				   int64 amount)
@@ -193,9 +193,9 @@ dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 }
 
 /*
- * Note that a ticket waits, and has waited for "waited" microseconds already.
- * Until the grant, granted_at is -(start + 2^61), on the monotonic clock.  It
- * is below 0 even if the wait began before the machine was booted.
+ * Store the start of a ticket's wait, which was "waited" microseconds ago.
+ * Until the grant, granted_at is -(start + 2^61), on the monotonic clock.  So
+ * it is below 0 even if the wait began before the machine was booted.
  */
 static inline void
 dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
@@ -204,7 +204,7 @@ dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
 		(INT64CONST(1) << 61);
 }
 
-/* Microseconds waited; 0 if a ticket does not wait, or its row says granted */
+/* Microseconds that a ticket has waited; 0 if granted_at is a time */
 static inline int64
 dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
 {

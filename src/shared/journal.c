@@ -9,8 +9,8 @@
  *
  * After the commit that removes the old holder's row, the worker hands on the
  * lock (lease_end.c).  The next holder's row comes later in the WAL, so no
- * prefix of the WAL has two holders.  A session's ticket has no row, so the
- * session learns of its grant only after the removal is flushed (I15).
+ * prefix of the WAL has two holders.  A session has no row to wait for, so it
+ * learns of its grant only after the removal is flushed (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -56,14 +56,14 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* Where a lock's latest removal is noted; locks can share this place */
+/* The place for a lock's latest removal of a row; locks can share a place */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
-/* The rest of dlock_journal_removal(), for a space with removals */
+/* dlock_journal_removal() calls this if the space has had any removal. */
 XLogRecPtr
 dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
 {
@@ -78,8 +78,8 @@ dlock_journal_flush(XLogRecPtr removed)
 }
 
 /*
- * Flush the removal of a lock's previous holder.  Must be called before a
- * process reports a grant; the functions of queue_view.c call it themselves.
+ * Flush the latest removal noted for a lock.  Must be called before a process
+ * reports a grant; the functions of queue_view.c call it themselves.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
@@ -87,7 +87,7 @@ dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 	dlock_journal_flush(dlock_journal_removal(space, key));
 }
 
-/* Flush the removals of all locks, before any of their grants is reported. */
+/* Flush all noted removals, before the grant of any lock is reported. */
 void
 dlock_journal_flush_removals(DlockSpace *space)
 {
@@ -98,7 +98,7 @@ dlock_journal_flush_removals(DlockSpace *space)
 	dlock_journal_flush(latest);
 }
 
-/* Note that a commit ending at "lsn" has removed a holder's row. */
+/* Store "lsn", the end of a commit that removed a row or made it shared. */
 void
 dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 						   XLogRecPtr lsn)

@@ -4,8 +4,8 @@
  *	  Starting and waking the background processes of a space.
  *
  * A space has up to three processes, each in an office: see DlockOffice.
- * Sessions ask for the worker only; the worker asks for the others.  The
- * postmaster restarts none: in a dropped database, restarts would never stop.
+ * Sessions start the worker, and the worker starts the others.  The postmaster
+ * restarts none of them, because in a dropped database it would never stop.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,7 +18,7 @@
 
 #include "shared/inner.h"
 
-#define START_MS		1000	/* least time between requests for a start */
+#define START_MS		1000	/* minimum time between two starts */
 
 static const struct
 {
@@ -141,7 +141,7 @@ dlock_sender_wake(DlockSpace *space)
 
 /*
  * Is another process of the space's database attached?  If "waits" is set,
- * is such a process waiting for a lock?
+ * only a process that waits for a lock counts.
  */
 bool
 dlock_worker_has_company(DlockSpace *space, bool waits)
@@ -168,9 +168,9 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 }
 
 /*
- * Each call of a session calls this.  If no worker exists, start one when
+ * Each call of a session calls this (I20).  If no worker exists, start one if
  * there is work, a lease may be due, or events may have to be announced.  If
- * "waits" is set, the wait is published, and any lease is a reason (I20).
+ * "waits" is set, the caller has published its wait, and any lease suffices.
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

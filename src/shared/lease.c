@@ -3,12 +3,12 @@
  * lease.c
  *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in its space's list while it is open.  If a row was written for
- * it, the lease then stays there until the removal of the row is in the WAL.
+ * A lease is in its space's list while it is open.  After that, a lease with a
+ * row stays in the list until the removal of the row is in the WAL.
  *
- * The deadline alone tells whether a lease is open (I13).  Renewals move it
- * without a lock.  If a lease runs out, its deadline becomes DLOCK_RAN_OUT
- * before a process reports this, and becomes 0 later.  A close sets 0 at once.
+ * look() tells whether a lease is open (I13, I21).  Renewals move its deadline
+ * without a lock.  If a lease runs out, look() sets DLOCK_RAN_OUT before any
+ * process treats the lease as gone.  A close sets 0 at once, an expiry later.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,7 +36,7 @@ honoured_for(const DlockLease *lease)
 		ttl : ttl + ttl / 4;
 }
 
-/* The time at which a lease's latest acknowledged heartbeat was sent */
+/* The time h of I21, or DLOCK_NO_DEADLINE before standbys begin to count */
 uint64
 dlock_lease_confirmed_at(DlockLease *lease)
 {
@@ -49,8 +49,8 @@ dlock_lease_confirmed_at(DlockLease *lease)
 }
 
 /*
- * When a lease runs out if standbys stop answering: 1.25 times its ttl after
- * dlock_lease_confirmed_at() (I21), or never if standbys do not count for it
+ * The time at which a lease runs out if standbys stop answering (h + ttl +
+ * ttl/4 of I21), or DLOCK_NO_DEADLINE if no standbys count for the lease
  */
 static uint64
 quorum_deadline(DlockLease *lease)
@@ -71,7 +71,7 @@ quorum_deadline(DlockLease *lease)
 }
 
 /*
- * When a lease runs out, in monotonic microseconds; 0: it is gone (I13).
+ * Returns the monotonic time when a lease runs out, or 0 if it is gone (I13).
  * Sets *deadline to the deadline that was read.  If "at_standbys" is false,
  * standbys are ignored, and a signal handler can call this.
  */
@@ -97,7 +97,7 @@ look(DlockLease *lease, bool at_standbys, uint64 *deadline)
 	return 0;
 }
 
-/* When a lease runs out; 0: it is gone; DLOCK_NO_DEADLINE: it has no limit */
+/* The time when a lease runs out, 0 if it is gone, or DLOCK_NO_DEADLINE */
 uint64
 dlock_lease_deadline(DlockLease *lease)
 {
@@ -116,9 +116,9 @@ dlock_lease_has_run_out(DlockLease *lease)
 }
 
 /*
- * Move the deadline to now plus "ttl"; returns false if the lease is gone.
- * The deadline always changes (I13).  If "ttl" is 0, use the lease's own ttl,
- * and never move the deadline back.
+ * Move the deadline to now plus "ttl" or, if "ttl" is 0, plus the lease's own
+ * ttl, but then not back.  If the ttl does not run, or the deadline would stay
+ * the same, add 1 instead (I13).  Returns false if the lease is gone.
  */
 bool
 dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
@@ -130,7 +130,7 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	{
 		if (look(lease, true, &deadline) == 0)
 			return false;
-		/* read the ttl last: dlock_lease_begin_ttl() writes it first */
+		/* read the ttl after the deadline: see dlock_lease_begin_ttl() */
 		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
 		next += dlock_monotonic_now();
 		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
@@ -187,8 +187,9 @@ dlock_lease_claim(DlockLease *lease)
 }
 
 /*
- * If a lease has run out, or if "always" is set, make its deadline 0.  If it
- * has run out, begin its delay.  Call this before any ticket leaves the lease.
+ * If a lease has run out, make its deadline 0 and begin its delay, which keeps
+ * its locks closed.  If "always" is set, make the deadline of an open lease 0,
+ * too, without a delay.  Must be called before any ticket leaves the lease.
  */
 void
 dlock_lease_be_over(DlockLease *lease, bool always)
@@ -209,7 +210,7 @@ dlock_lease_be_over(DlockLease *lease, bool always)
 	}
 }
 
-/* Microseconds since dlock_lease_confirmed_at(); 0 if no standbys count */
+/* Microseconds since the time h of I21; 0 if no standbys count */
 uint64
 dlock_lease_unconfirmed_for(DlockLease *lease)
 {
@@ -224,10 +225,10 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 }
 
 #ifdef COMPAT_CHECKS
-/* Leases with more tickets than this are not checked. */
+/* If a lease has more tickets than this, they are not checked. */
 #define MAX_CHECKED	64
 
-/* Check that a ticket is in the right list (I16); returns 1 if it holds. */
+/* Check that a ticket is in the right list (I16); returns 1 if GRANTED. */
 static uint32
 check_lease_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 				   bool closed)
@@ -300,7 +301,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	lease->record.finished = true;
 	LWLockRelease(&space->lease_lock);
-	/* the table of numbers has a single lease's ticket, not the lease */
+	/* a single lease is found by its ticket's number (id_table.c) */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
 	dlock_lease_begin_change(space);
@@ -320,7 +321,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 
 /*
  * Open a lease, with the lease lock held.  Its ttl starts, unless the lease is
- * attached to a session, or belongs to an heir whose session still waits.
+ * attached to a session, or is for an heir (I17), whose grant starts the ttl.
  */
 void
 dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
@@ -353,9 +354,9 @@ dlock_lease_enter(DlockLease *lease)
 }
 
 /*
- * Make a lease, still outside the table of numbers, and begin a use by the
- * caller.  The role's name (NULL: the current user's) is stored after "size"
- * bytes.  Does not check the memory limit.
+ * Make a lease, and use its record (dlock_record_use()), but do not enter it
+ * into the table of numbers.  The role's name (NULL: the current user's) is
+ * stored after "size" bytes.  Does not check the memory limit.
  */
 static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
@@ -413,7 +414,7 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 
 /*
  * Raise 42501 if the current user may not use a lease.  The lease's role must
- * still have the stored name: after a restore, its OID can be another role's.
+ * still have the stored name: after a restore, another role can have its OID.
  */
 void
 dlock_lease_check_rights(const DlockLease *lease)
@@ -440,8 +441,8 @@ dlock_lease_check_rights(const DlockLease *lease)
 }
 
 /*
- * Find a lease by number, and begin a use by the caller.  Returns NULL if the
- * lease is gone.  Raises 42501 if the current user may not use the lease.
+ * Find a lease by number, and use its record.  Returns NULL if the lease is
+ * gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLease *
 dlock_lease_find(DlockSpace *space, int64 number)
@@ -532,7 +533,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start a lease's ttl; returns false if the ttl runs or the lease is gone. */
+/* Start the ttl; returns false if it already runs, or if the lease is gone. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {
@@ -542,7 +543,7 @@ dlock_lease_detach(DlockLease *lease)
 	{
 		uint64		end;
 
-		/* read the ttl last: a change of the ttl moves the deadline, too */
+		/* read the ttl after the deadline: see dlock_lease_begin_ttl() */
 		pg_read_barrier();
 		end = dlock_monotonic_now() + dlock_lease_ttl(lease);
 		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
@@ -582,8 +583,8 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 }
 
 /*
- * Start the ttls of all loaded leases.  Standbys have acknowledged a record
- * that was sent at the time "confirmed".
+ * Start the ttls of all loaded leases.  If standbys count for a lease, they
+ * have acknowledged a record that was sent after the time "confirmed".
  */
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)

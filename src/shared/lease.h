@@ -25,7 +25,7 @@ dlock_lease_ticket_is_inside(const DlockLease *lease,
 		(const char *) lease + DLOCK_SINGLE_LEASE_SIZE;
 }
 
-/* The first ticket whose lock the lease's delay keeps closed, or NULL */
+/* The first ENDING ticket that the lease's delay keeps in its lock, or NULL */
 static inline DlockLeaseTicket *
 dlock_lease_first_closed(const DlockLease *lease)
 {

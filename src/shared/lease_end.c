@@ -4,9 +4,9 @@
  *	  The end of leases and of their tickets, and the loading of tickets.
  *
  * An entry's lock must be taken before the lease lock.  So a lease's tickets
- * are picked one by one and ended through queue.c.  A ticket that has ended is
- * marked, and stays in its lock until the removal of its row is in the WAL.
- * Then dlock_lease_settle() takes it out.  Without a row, it leaves at once.
+ * are picked one by one and ended through queue.c.  A ticket without a row
+ * leaves its lock at once.  A ticket with a row is marked for the worker, and
+ * stays until the removal of the row is in the WAL (dlock_lease_settle()).
  *
  *-------------------------------------------------------------------------
  */
@@ -147,7 +147,7 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 
 /*
  * A session drops the ticket that it made.  If no lease has adopted the
- * ticket, it is GONE.  Then wake the other calls for the same request, which
+ * ticket, it is GONE.  If so, wake the other calls for the same request, which
  * wait for a change of the ticket, and drop the lock's reference.
  */
 void
@@ -236,8 +236,8 @@ dlock_lease_release(DlockSpace *space, int64 number)
 #define STEP	256
 
 /*
- * Release the locks that a delay keeps; returns false if "until" came first.
- * Then another process can continue, because delay_ends has passed.
+ * End a lease's delay, which keeps locks closed; returns false if "until" came
+ * first.  Then another process can continue, because delay_ends has passed.
  */
 static bool
 end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
@@ -343,11 +343,11 @@ dlock_lease_end_all(DlockSpace *space)
 }
 
 /*
- * For the worker: end a lease if it is due, and its delay if that is over.
- * Complete an end that another process has begun.  Returns the monotonic time
- * of the next look: 0 for never, the current time if "until" came first.  If
- * the caller must log that the lease ran out, *expiry describes the lease;
- * otherwise expiry->lease is 0.
+ * For the worker: end a lease if it is due, and its delay if delay_ends has
+ * passed.  Complete an end that another process has begun.  Returns the
+ * monotonic time of the next look: 0 for never, the current time if "until"
+ * came first.  If the caller must log that the lease ran out, *expiry
+ * describes the lease; otherwise expiry->lease is 0.
  */
 uint64
 dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
@@ -402,8 +402,8 @@ first_lease(DlockSpace *space)
 }
 
 /*
- * Nothing can be written any more: finish the records that are over, and leave
- * the others to the processes that use them.
+ * Empty the journal, because the tables are gone.  Finish the records that are
+ * over, and leave the others to the processes that use them.
  */
 static void
 abandon_journal(DlockSpace *space)
@@ -466,7 +466,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
-	/* no call relies on a loaded row before the row is durable */
+	/* the grant counts as durable; calls that rely on it wait for the row */
 	if (granted)
 		pg_atomic_write_u64(&ticket->granted_lsn, FirstNormalUnloggedLSN);
 	dlock_id_insert(&ticket->record);

@@ -27,7 +27,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* locked, because DLOCK_RAN_OUT can become "delayed" between the reads */
+	/* locked, because the delay can begin between the reads */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
@@ -66,7 +66,7 @@ is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
 }
 
-/* Can no other request get this ticket? */
+/* Without an owner, a request for a single lease is equal to no other. */
 static bool
 is_unique(const DlockLeaseTicket *ticket)
 {
@@ -88,8 +88,8 @@ hash_request(const DlockLeaseTicket *ticket)
 }
 
 /*
- * Find the ticket that has the same request as "wanted", and begin a use by
- * the caller.  Returns NULL if no such ticket waits or holds.
+ * Find the ticket that has the same request as "wanted", and use its record
+ * (dlock_record_use()).  Returns NULL if no such ticket waits or holds.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
@@ -133,8 +133,8 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * A lease adopts a ticket that is in a lock or about to join it, and gives the
- * ticket this state.  An heir's row says granted from the start (I17).
+ * A lease adopts a ticket that is in a lock or about to join it.  The ticket
+ * gets the given state, but an heir's row says granted from the start (I17).
  * Returns false if the lease is gone.
  */
 bool
@@ -253,8 +253,8 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 }
 
 /*
- * Begin to give another call's ticket this announcement.  The ticket gets it
- * only once the row with the new channel is durable and this call cannot fail.
+ * Begin to replace the announcement of another call's ticket.  It is replaced
+ * once the row with the new channel is durable and this call cannot fail.
  */
 void
 dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
@@ -328,7 +328,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	dlock_lease_end_change(space, lease);
 }
 
-/* End the delay that keeps a ticket; returns false if none keeps it. */
+/* End the delay of one ticket; returns false if no delay keeps the ticket. */
 bool
 dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 {
@@ -374,8 +374,8 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 }
 
 /*
- * Make a lease's ticket, still outside the table of numbers, and begin a use
- * by the caller.  Does not check the memory limit.
+ * Make a lease's ticket, and use its record, but do not enter it into the
+ * table of numbers.  Does not check the memory limit.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
@@ -418,8 +418,8 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Find a lease's ticket by number, and begin a use by the caller.  Returns
- * NULL if it is gone.  Raises 42501 if the current user may not use its lease.
+ * Find a lease's ticket by number, and use its record.  Returns NULL if the
+ * ticket is gone.  Raises 42501 if the current user may not use the lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)

@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * lease_ttl.c
- *	  Another ttl or a higher durability for an open lease.
+ *	  Changes of the ttl, and of the durability, of an open lease.
  *
- * Until a new ttl is durable, and if the call fails, the shorter of both ttls
- * counts.  The row gets the new ttl at once.  So, after a heartbeat, no server
- * honours a lease for longer than a standby's row says (I21).
+ * The shorter of the old and new ttl counts until the new ttl is durable, and
+ * if the call fails.  The row gets the new ttl at once.  So after a heartbeat,
+ * no server honours a lease for longer than a standby's row says (I21).
  *
  * The deadline moves at once to now plus the new ttl.  A later deadline is
  * safe, because standbys' answers limit the lease's life, too.  The lease is
@@ -25,7 +25,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Have the worker check a lease. */
+/* Make the worker check a lease. */
 static void
 retime(DlockSpace *space, DlockLease *lease)
 {
@@ -115,7 +115,7 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 			dlock_lease_confirmed_at(lease) :
 			Max(pg_atomic_read_u64(&lease->confirmed), dlock_monotonic_now());
 		pg_atomic_write_u64(&lease->confirmed, confirmed);
-		/* "confirmed" first: see dlock_lease_durability() */
+		/* "confirmed" before the durability: see dlock_lease_durability() */
 		pg_write_barrier();
 		pg_atomic_write_u32(&lease->durability, (uint32) level);
 		dlock_journal_mark(space, dlock_record_of_lease(record));
@@ -138,7 +138,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	prepare_retiming(space, lease);
 	dlock_lease_begin_change(space);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
-	/* write the ttl first, because renewals read the deadline first */
+	/* the ttl before the deadline, because renewals read the deadline first */
 	if (ttl < dlock_lease_ttl(lease))
 		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
 	open = dlock_lease_move_deadline(lease, ttl);

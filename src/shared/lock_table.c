@@ -3,8 +3,8 @@
  * lock_table.c
  *	  The table of locks: finding, locking and allocating entries.
  *
- * A partition's LWLock is the lock of all its entries.  The lock of an entry
- * that was found is held until the entry is released or removed.  Only
+ * A partition's LWLock is the lock of all its entries.  A function that finds
+ * an entry locks it, and the caller must release or remove the entry.  Only
  * queue*.c call this file to lock entries.  For the watched names of a
  * partition, watch.c takes the partition's lock itself.
  *
@@ -193,7 +193,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Grow for "more" numbers, and locks if with_locks is set.  Raises 53200. */
+/* Add buckets for "more" numbers and, if with_locks, locks.  Raises 53200. */
 void
 dlock_tables_reserve(uint64 more, bool with_locks)
 {
@@ -318,9 +318,9 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * A visit reads an entry, its first holder and the holder's lease: 3 waits for
- * memory.  So a ring of the next entries is prefetched in stages (software
- * pipelining, as for hash joins: Chen et al., ICDE 2004).
+ * For each entry, a walk reads the entry, its first holder and the holder's
+ * lease, which can be three cache misses.  So the next entries, in a ring, are
+ * prefetched in stages (software pipelining, as in Chen et al., ICDE 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)
@@ -363,7 +363,7 @@ prefetch_ahead(const DlockLockScan *scan)
 	}
 }
 
-/* Take the first entry from the ring, and add the next one in its bucket. */
+/* Take the first entry from the ring, and add its bucket's next entry. */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {
@@ -409,7 +409,7 @@ dlock_lock_scan_next(DlockLockScan *scan)
 	return scan->current;
 }
 
-/* Remove and free the entry returned last. */
+/* Remove and free the entry that dlock_lock_scan_next() has returned. */
 void
 dlock_lock_scan_remove(DlockLockScan *scan)
 {
@@ -420,7 +420,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 	dlock_release_memory(lock->role, lock, lock->size);
 }
 
-/* End or stop a scan: release the partition's lock, if it is held. */
+/* End a walk, at any point; releases the partition's lock if it is held. */
 void
 dlock_lock_scan_end(DlockLockScan *scan)
 {

@@ -50,7 +50,7 @@ dlock_area_size(void)
 	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
-/* For the log only, because any client's call can be the one that maps. */
+/* For the log only, because any client's call can make the area. */
 void
 dlock_log_small_area(void)
 {

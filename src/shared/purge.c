@@ -3,8 +3,8 @@
  * purge.c
  *	  Removing name spaces that no backend can use again.
  *
- * Each loader looks at a few spaces, so that the spaces of dropped extensions
- * and databases do not add up.  A process that needs memory looks at all.
+ * A process that loads its space looks at a few spaces, so that the spaces of
+ * dropped extensions do not add up.  A process that needs memory looks at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* How many spaces each loader looks at */
+/* How many spaces a process that loads its space looks at */
 #define LOOKS_AT_ONCE	64
 
 static uint64 database_changes = 0;
@@ -210,8 +210,8 @@ dlock_database_changes(void)
 /*
  * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
  * even after the removal of all useless spaces.  This can be called often, so
- * it walks through the spaces only if a database was dropped, or a space lost
- * its last user, since the last walk.
+ * it walks through the spaces only if pg_database has changed, or a space has
+ * lost its last user, since the last walk.
  */
 void
 dlock_request_check_memory(DlockSpace *space, Oid role)

@@ -51,8 +51,8 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 
 /*
  * A lease's ticket has changed.  Wake the worker, which writes the change
- * before it wakes sessions and announces events.  If an heir is granted, wake
- * its session instead, because the heir's row may be written already.
+ * before it wakes sessions and announces events.  If an heir (I17) is granted,
+ * wake its session instead, because the heir's row may be written already.
  */
 static void
 wake_for_lease(DlockWakeups *wakeups, DlockLeaseTicket *ticket, uint32 event)
@@ -91,7 +91,7 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Does a ticket fit beside the holders?  All must have the same slots (I1). */
+/* Does a ticket fit beside the holders?  It needs the same slots (I1). */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -129,8 +129,9 @@ hold(DlockLock *lock, DlockTicket *ticket)
 }
 
 /*
- * Notify each holder once that the lock is wanted (I28).  Notified holders are
- * first in the list.  Set "wanted" early: see dlock_session_enqueue().
+ * Notify each holder, once, that the lock is wanted (I28).  Notified holders
+ * are first in the list.  Set "wanted" before reading the announcement: see
+ * dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -178,7 +179,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 }
 
-/* Grant to the head while it fits; end each head whose lease has run out. */
+/* While the head fits, grant it or, if its lease has run out, end it. */
 void
 dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 {
@@ -334,7 +335,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	if (lock->closed > 0 || has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
-	/* no holder is a lease's ticket: skip a walk that can be long */
+	/* without leases' tickets, skip a walk that can be long */
 	if (!lock->leased)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
@@ -426,9 +427,8 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with this session's spare ticket.  If the outcome is not GRANTED
- * or QUEUED, or error 53200 is raised, nothing has changed, and the ticket
- * stays spare.
+ * Join a lock with this session's spare ticket.  If the outcome is neither
+ * GRANTED nor QUEUED, or if error 53200 is raised, nothing has changed.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -672,7 +672,7 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 
 /*
  * End a ticket of this backend, held or waiting, unless it is gone.  A pinned
- * ticket is ENDING until its last pin is released.  A ticket stays if its
+ * ticket is ENDING until its last pin is removed.  A ticket stays if its
  * lease has adopted it for another client.  The ticket has joined "lock",
  * whose entry exists as long as the ticket is not GONE (I7).
  *
@@ -727,7 +727,7 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 /*
  * Claim another call's ticket, so that the ticket stays if that call fails.
  * If "adopt" is set, the ticket's lease adopts it.  If a session waits with
- * the ticket, it waits as for any lease's ticket from then on.  Returns false
+ * the ticket, the session then waits as for any lease's ticket.  Returns false
  * if the ticket or its lease is gone.  The caller must wake the worker.
  */
 bool
@@ -803,7 +803,7 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 
 /*
  * The event to tell when an ENDING ticket loses its last pin: RELEASED if a
- * session's ticket was ended by force, or 0.  A lease's owner was told before.
+ * session's ticket was ended by force, else 0.  A lease's owner knows already.
  */
 static uint32
 event_of_unpinning(DlockTicket *ticket)
@@ -815,7 +815,7 @@ event_of_unpinning(DlockTicket *ticket)
 	return DLOCK_EVENT_RELEASED;
 }
 
-/* Remove a pin, and complete an end that waited for this.  Raises nothing. */
+/* Remove a pin; the last one lets an ENDING ticket end.  Raises nothing. */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {

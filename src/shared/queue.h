@@ -3,7 +3,7 @@
  * queue.h
  *	  For the files that change or read locks: queue*.c.
  *
- * All functions but dlock_wakeups_send() need the entry's lock.  None fails.
+ * Functions need the entry's lock, except dlock_wakeups_send().  None fails.
  *
  *-------------------------------------------------------------------------
  */
@@ -57,7 +57,7 @@ is_waiting(DlockTicket *ticket)
 	return counts_as(ticket, DLOCK_WAITING);
 }
 
-/* A ticket kept only by a pin or a delay does not hold. */
+/* A ticket that only a pin or a delay keeps does not hold. */
 static inline bool
 is_holding(DlockTicket *ticket)
 {
@@ -108,7 +108,7 @@ typedef struct DlockWakeups
 } DlockWakeups;
 
 /*
- * Called before a change of a lock's holders, to count it for watchers.  Sets
+ * Count a change of a lock's holders for watchers, before the change.  Sets
  * *to_wake to the space if the space's worker must be woken.
  */
 static inline void

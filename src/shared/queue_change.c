@@ -116,8 +116,8 @@ describe_forced(DlockForced *forced, const DlockLock *lock, DlockTicket *ticket)
 }
 
 /*
- * End a ticket, or the delay by which it closes its lock.  Returns false if
- * the ticket had ended before, and neither a pin nor a delay keeps it.
+ * End a ticket, and the delay, if any, that keeps its lock closed.  Returns
+ * false if the ticket had ended before, and neither a pin nor a delay kept it.
  */
 static bool
 end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
@@ -129,7 +129,7 @@ end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
 	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 	bool		done = !ended || ticket->pins > 0;
 
-	/* ending the ticket may drop all other references to it */
+	/* keep the ticket: its end may drop all other references to it */
 	if (of_lease)
 		dlock_record_ref(&of_lease->record);
 	if (!ended)

@@ -38,7 +38,7 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * Do not let a concurrent load of dlock_slots use an older row.  Count the
+ * Keep a concurrent load of dlock_slots from applying an older row.  Count the
  * entry, and then read slots_loaded again: see dlock_queue_unsettle().
  */
 static void
@@ -51,7 +51,7 @@ settle_slots(DlockSpace *space, DlockLock *lock)
 }
 
 /*
- * A transaction has changed a lock's row in dlock_slots: keep the lock's entry
+ * A transaction may change a lock's row in dlock_slots: keep the lock's entry
  * until the transaction ends.  Raises 53200, with nothing changed.
  */
 DlockLock *
@@ -62,14 +62,14 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	/* an entry exists if slots are set, so unsetting them needs no memory */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
-	/* each backend counts once, and few change the same row at once */
+	/* no overflow: each backend counts once, and few change a row at once */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
 	return lock;
 }
 
-/* A setter has ended.  If "changed" is set, its commit is visible (I27). */
+/* The transaction has ended.  If "changed", its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)
@@ -102,7 +102,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 
 /*
  * Clear "settled": slots_loaded is set, so no process loads a row any more.
- * A process that counts an entry after this finds slots_loaded set.
+ * A process that counts an entry after this does not set "settled".
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

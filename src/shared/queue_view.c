@@ -52,7 +52,7 @@ grant_of(DlockTicket *ticket, const DlockKey *key)
 
 /*
  * Flush what a grant needs, and return whether a process may report the grant.
- * Until standbys acknowledge the grant, one can be promoted without the grant.
+ * Until standbys acknowledge a grant, a standby that lacks it can be promoted.
  */
 static bool
 is_durable(const Grant *grant)
@@ -65,7 +65,7 @@ is_durable(const Grant *grant)
 	return dlock_quorum_is_acknowledged(grant->lsn, grant->durability);
 }
 
-/* Release "lock", if any.  May "holder", if any, be reported? */
+/* Release "lock".  May "holder" be reported?  Both can be NULL. */
 static bool
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
@@ -244,7 +244,7 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-/* Does a ticket hold, wait, or stay by a pin or a delay?  Sets *holds. */
+/* Does a ticket hold or wait, or does a pin or delay keep it?  Sets *holds. */
 static bool
 is_shown(DlockTicket *ticket, bool *holds)
 {

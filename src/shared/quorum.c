@@ -42,7 +42,7 @@ quorum_of(int durability)
 	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 }
 
-/* Have standbys acknowledged a position at a level, or do they not count? */
+/* Have standbys acknowledged a position at a level?  True if none need to. */
 bool
 dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 {
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* lock out PostgreSQL: it wakes waiters before it changes the setting */
+	/* test again, locked: PostgreSQL wakes waiters, then clears the setting */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -59,14 +59,14 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	return acknowledged;
 }
 
-/* When was the latest heartbeat acknowledged at this level sent? */
+/* The time when the latest heartbeat acknowledged at this level was sent */
 uint64
 dlock_quorum_confirmed(DlockSpace *space, int durability)
 {
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Note that a heartbeat sent at "moment" was answered, if no later one was. */
+/* Advance the time of the latest acknowledged heartbeat to "moment". */
 static void
 note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -78,7 +78,7 @@ note_answer(DlockSpace *space, int quorum, uint64 moment)
 		;
 }
 
-/* Remove heartbeats up to a position; returns the last one's time, or 0. */
+/* Remove heartbeats up to a position.  Returns the last one's time, or 0. */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 {

@@ -3,9 +3,9 @@
  * record.c
  *	  Records: leases and leases' tickets, which can have rows.
  *
- * Any backend can find a record by number.  So references are counted: one for
- * each use by a backend; for a ticket, one for its lock; for a lease, one for
- * each ticket, and one for each list, "leases" or "retimed", that has it.
+ * Any backend can find a record by number, so references are counted.  Each
+ * use by a backend is one.  A ticket's lock has one to the ticket.  A lease's
+ * tickets, and the lists "leases" and "retimed", each have one to the lease.
  *
  *-------------------------------------------------------------------------
  */
@@ -165,7 +165,7 @@ dlock_record_use(DlockRecord *record)
 	dlock_record_use_found(record);
 }
 
-/* Use a record, like dlock_record_use(), by taking over a reference. */
+/* Like dlock_record_use(), but take over a reference that the caller has. */
 void
 dlock_record_use_found(DlockRecord *record)
 {

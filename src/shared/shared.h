@@ -3,7 +3,7 @@
  * shared.h
  *	  Functions on state that sessions and background processes share.
  *
- * Other rooms of src (see src/README) include only this header of shared/.
+ * Other directories of src include only this header of shared/ (src/README).
  *
  *-------------------------------------------------------------------------
  */
@@ -249,7 +249,7 @@ typedef enum DlockJoin
 {
 	DLOCK_JOIN_GRANTED,
 	DLOCK_JOIN_QUEUED,
-	DLOCK_JOIN_BUSY,			/* the request must wait, but may not */
+	DLOCK_JOIN_BUSY,			/* a wait is needed, but "nowait" is set */
 	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
 	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
 	DLOCK_JOIN_EXISTS,			/* the request has a ticket already (I14) */
@@ -262,7 +262,7 @@ typedef struct DlockJoined
 	DlockJoin	outcome;
 	int32		slots;			/* of the lock, if MISMATCH */
 	DlockLock  *lock;			/* see dlock_queue_leave() */
-	DlockLeaseTicket *existing; /* if EXISTS; a use has begun */
+	DlockLeaseTicket *existing; /* if EXISTS; a use by the caller has begun */
 } DlockJoined;
 
 /* A ticket, for the views; the rows of one lock are consecutive */
@@ -311,13 +311,13 @@ typedef struct DlockMember
 	int			procno;
 	int			pid;
 	DlockMode	mode;
-	int32		slots;			/* set for the lock, else as requested */
+	int32		slots;			/* as set for the lock, else as requested */
 	int32		permits;
 	Oid			role;
 	TimestampTz enqueued_at;
 	bool		granted;
 	bool		leaves;			/* has ended; leaves once its row is removed */
-	bool		counts;			/* holds, waits, or stays by a pin or delay */
+	bool		counts;			/* holds, waits, or a pin or delay keeps it */
 	bool		closed;			/* its lease's delay keeps the lock closed */
 } DlockMember;
 
@@ -613,9 +613,9 @@ extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
 											 const DlockKey *key);
 
 /*
- * The WAL position after the latest removal of a row of this lock's holders,
- * or a later one; 0 only if there was none.  A process that sees a grant also
- * sees the removals noted before the grant.
+ * A WAL position after the latest commit that removed a row of this lock's
+ * tickets, or made one shared; 0 only if there was no such commit.  A process
+ * that sees a grant also sees the removals noted before the grant.
  */
 static inline XLogRecPtr
 dlock_journal_removal(DlockSpace *space, const DlockKey *key)
@@ -725,7 +725,7 @@ dlock_worker_has_work(const DlockSpace *space)
 	return space->journal.length > 0 || dlock_has_messages(space);
 }
 
-/* Is there work, or a lease that will be due some time? */
+/* Is there work, or a lease that will be due at some time? */
 static inline bool
 dlock_worker_is_needed(const DlockSpace *space)
 {

@@ -23,9 +23,9 @@
  *	  DlockWatched		one per watched name, in its partition
  *	  DlockWatch		one per watched name, session and channel
  *
- * The entry of a lock is its DlockLock.  "The lock entry's lock" is the LWLock
- * of the entry's partition.  It protects the entry, and all links and states
- * of its tickets.  For the lock order and for I1 to I30, see src/README.
+ * The entry of a lock is its DlockLock.  "The entry's lock" is the LWLock of
+ * the entry's partition.  It protects the entry, and all links and states of
+ * its tickets.  For the lock order and for I1 to I30, see src/README.
  *
  *-------------------------------------------------------------------------
  */
@@ -60,8 +60,8 @@
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
  * GRANTED and ENDING ones among its holders, GONE ones in neither.  A LEAVING
  * ticket no longer waits, and an ENDING one no longer holds.  A lease's ticket
- * stays LEAVING or ENDING until the removal of its row is in the WAL.  A
- * ticket also stays ENDING while a commit pins it or a delay keeps it.
+ * stays LEAVING or ENDING until the removal of its row is in the WAL.  A pin
+ * by a commit, or a delay of the lease, also keeps a ticket ENDING.
  *
  * Only the backend that made a session's ticket frees it.  So this backend can
  * read the state without a lock.  References to a lease's ticket are counted.
@@ -75,7 +75,7 @@ typedef enum DlockState
 	DLOCK_GONE
 } DlockState;
 
-/* A doubly linked list of links in the area */
+/* A doubly linked list of objects in the area, each with a DlockLink */
 typedef struct DlockLink
 {
 	dsa_pointer prev;			/* the list's lock protects both links */
@@ -109,13 +109,13 @@ typedef struct DlockAnnouncement
 	bool		orphaned;		/* no ticket owns it; it is freed once sent */
 	int64		number;			/* of the ticket */
 	bool		granted;		/* the grant is in "events", or was sent */
-	bool		wanted;			/* another ticket waits; sent if "granted" */
+	bool		wanted;			/* a ticket waits; not told before "granted" */
 
 	/* set once, before another process can free the announcement */
 	bool		counted;		/* counted in DlockSpace.announced */
 
 	/* immutable */
-	char		name[FLEXIBLE_ARRAY_MEMBER];	/* lock's, as a JSON string */
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* the lock's name in JSON */
 } DlockAnnouncement;
 
 #define DLOCK_EVENT_GRANTED		0x01
@@ -130,33 +130,33 @@ typedef struct DlockTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	uint64		session;		/* of its backend; 0: a lease has the ticket */
+	uint64		session;		/* DlockBackend.session; 0: a lease has it */
 	int			procno;
 	int			pid;
 	Oid			role;			/* of the requester or the lease; the ticket's
 								 * memory counts for this role */
 	uint8		scope;			/* DlockScope of the first request */
 	uint8		mode;			/* DlockMode; can become shared, under the
-								 * lock entry's lock */
+								 * entry's lock */
 	bool		wanted;			/* a ticket has waited since the grant (I28);
-								 * protected by the lock entry's lock */
+								 * protected by the entry's lock */
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;		/* 1 unless mode is DLOCK_SLOTS */
-	uint32		queue_length;	/* its first place in the queue; 0: no wait */
+	uint32		queue_length;	/* its place when it queued; 0: no wait */
 	uint32		pins;			/* commits in progress that pin it (I24);
-								 * protected by the lock entry's lock */
+								 * protected by the entry's lock */
 	TimestampTz enqueued_at;
 
-	/* protected by the lock entry's lock */
+	/* protected by the entry's lock */
 	TimestampTz granted_at;		/* below 0: see dlock_ticket_begin_wait() */
 
-	/* the same lock; changes for a lease also need the lease lock (I19) */
+	/* same lock; changes to a lease's ticket also need the lease lock (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
 
-	/* atomic: changed under the lock entry's lock */
+	/* atomic: changed under the entry's lock */
 	pg_atomic_uint32 state;		/* DlockState */
 
 	/* atomic: acquires not yet released, written by the ticket's session */
@@ -165,8 +165,8 @@ typedef struct DlockTicket
 } DlockTicket;
 
 /*
- * The part of a lease or lease's ticket for its row.  A process that changes
- * the lease or ticket marks the record; the worker writes the row (journal.c).
+ * The part that leases and their tickets have in common, because both have a
+ * row.  A process that changes one marks its record; the worker writes it.
  */
 typedef struct DlockRecord
 {
@@ -187,7 +187,7 @@ typedef struct DlockRecord
 
 	/* the record of a single lease ends here */
 
-	/* broadcast after each write of the row, and once "finished" */
+	/* broadcast after each write of the row, and after "finished" is set */
 	ConditionVariable changed;
 
 	/* protected by the lock of a partition of the table of numbers */
@@ -212,15 +212,15 @@ typedef struct DlockRetiming
 	dsa_pointer lease;			/* DlockLease */
 
 	/* protected by the space's lease lock */
-	int64		next_ttl;		/* ttl in the row, in us; 0: the lease's own */
+	int64		next_ttl;		/* ttl in the row, in us; 0: the lease's ttl */
 	bool		listed;			/* listed, with a reference to the lease */
 } DlockRetiming;
 
 /*
- * A lease is open while its deadline is in the future.  After that, a process
- * must set DLOCK_RAN_OUT, by compare-and-exchange, before it treats the lease
- * as gone.  DLOCK_RAN_OUT becomes 0 under the lease lock, when the delay
- * begins.  A close sets 0 at once.  0 is final (I13).
+ * A lease is open until its deadline, or until standbys fail to answer (I21).
+ * Then a process must set DLOCK_RAN_OUT, by compare-and-exchange, before the
+ * lease counts as gone.  Before any ticket ends, the deadline becomes 0 under
+ * the lease lock, and any delay begins.  A close sets 0.  0 is final (I13).
  *
  * A single lease has no row, delay, session or info, and no fields for these.
  * Its first ticket is stored behind it, at DLOCK_SINGLE_LEASE_SIZE.
@@ -232,7 +232,7 @@ struct DlockLease
 	int64		number;
 	Oid			role;			/* owner; the memory counts for this role */
 	uint16		role_name;		/* offset of the owner's name, at the end */
-	bool		single;			/* for one ticket, and with its number */
+	bool		single;			/* has one ticket, and that ticket's number */
 
 	/* used only by the session that makes the lease */
 	bool		has_place;		/* its ticket's memory is not used yet */
@@ -257,7 +257,7 @@ struct DlockLease
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
-	/* the least dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: no limit yet */
+	/* lower bound of dlock_lease_confirmed_at(); DLOCK_NO_DEADLINE: unset */
 	pg_atomic_uint64 confirmed;
 
 	/* atomic */
@@ -269,8 +269,8 @@ struct DlockLease
 	/* a single lease ends here */
 
 	/* immutable once it has a number */
-	int64		delay;			/* us for which its locks stay closed after it
-								 * has run out; 0: none */
+	int64		delay;			/* time that its locks stay closed after it
+								 * has run out, in us; 0: none */
 	TimestampTz opened_at;
 	uint64		session;		/* session it is attached to; 0: none */
 	int			procno;
@@ -305,29 +305,29 @@ typedef struct DlockLeaseTicket
 	dsa_pointer owner;			/* terminated string, or invalid */
 	uint32		request;		/* hash of its request */
 
-	/* atomic, increased under the lock entry's lock */
+	/* atomic, increased under the entry's lock */
 	pg_atomic_uint32 claims;	/* calls that have returned or may return it */
 
 	/* protected by the lock of a partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
 	bool		in_requests;	/* it is in that table */
 
-	/* protected by the lock entry's lock */
-	bool		closes;			/* counted in its lock's "closed" */
+	/* protected by the entry's lock */
+	bool		closes;			/* counted in DlockLock.closed */
 
 	/* protected by the space's lease lock */
-	bool		in_tickets;		/* in "tickets" of its lease */
-	bool		in_closed;		/* in its lease's "closed" */
+	bool		in_tickets;		/* in DlockLease.tickets */
+	bool		in_closed;		/* in DlockLease.closed */
 	bool		announced;		/* its grant is in the outbox, or was sent */
 	bool		inherited;		/* its row was in the WAL before its grant */
 
-	/* changed under both the lock entry's lock and the lease lock */
+	/* changed under both the entry's lock and the lease lock */
 	bool		lowers;			/* becomes shared once its row says so (I18) */
 	bool		heir;			/* its row says granted from the start (I17) */
 	bool		leaves;			/* its end is in the journal or the WAL */
 
 	/* changed under the lease lock; the worker reads it without a lock */
-	int8		announce_at;	/* the level at which its grant is announced */
+	int8		announce_at;	/* durability needed to announce its grant */
 
 	/*
 	 * The lease's durability when the row first said granted, and that row's
@@ -338,21 +338,21 @@ typedef struct DlockLeaseTicket
 
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in a list of its lease */
-	dsa_pointer redirection;	/* replaces ticket.announcement once the row
-								 * has its channel; or invalid */
+	dsa_pointer redirection;	/* invalid, or replaces ticket.announcement
+								 * once the row has the new channel */
 
 	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
 } DlockLeaseTicket;
 
-/* A lock in use or with set slots.  I1 to I4 hold for an unlocked entry. */
+/* The entry of a lock that is in use or has slots set (I4) */
 typedef struct DlockLock
 {
 	/* immutable */
 	uint32		size;			/* in bytes, with the name */
 	Oid			role;			/* its memory counts for this role */
 
-	/* protected by the lock entry's lock, down to set_slots */
+	/* protected by the entry's lock, down to set_slots */
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
@@ -380,7 +380,7 @@ typedef struct DlockLock
 /* Buckets of a new partition; a power of 2 */
 #define DLOCK_FIRST_BUCKETS	16
 
-/* How often a partition can double; no segment has more than 64 MB */
+/* Limit on doublings of a partition's buckets; the last one takes 64 MB */
 #define DLOCK_SEGMENTS	20
 
 /* A partition's buckets, protected by its lock; see buckets.c */
@@ -393,13 +393,13 @@ typedef struct DlockBuckets
 	dsa_pointer segments[DLOCK_SEGMENTS];	/* the other buckets; set once */
 } DlockBuckets;
 
-/* Size of an array that is indexed by database; a power of 2 */
+/* Size of the array "queued", which is indexed by database; a power of 2 */
 #define DLOCK_QUEUED_BUCKETS	64
 
 /* A partition of the table of locks; see lock_table.c */
 typedef struct DlockPartition
 {
-	/* protects the fields below, and all entries here with their tickets */
+	/* protects the fields below, and the partition's entries and tickets */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockLock */
 	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue */
@@ -437,14 +437,14 @@ typedef struct DlockWatched
 	uint32		users;			/* number of watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/* changed under that and the outbox's lock; read under one, exclusive */
+	/* set under both the partition's and the outbox's lock, read under one */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
 	DlockList	watches;		/* armed watches, in the order of "told" */
 	uint64		due;			/* no message before this time; monotonic */
-	uint64		round;			/* a round tells each watch with a lower
-								 * "told"; 0: no round in progress */
+	uint64		round;			/* not 0: the sender is telling the watches
+								 * whose "told" is lower than this */
 
 	/* immutable; last, because its length depends on the name */
 	DlockKey	key;
@@ -519,7 +519,7 @@ typedef struct DlockContention
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
-/* Places of "removed", a power of 2; two locks in use rarely share a place */
+/* Size of DlockSpace.removed; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
 
 /* Least number of dead rows for which the tables of leases are vacuumed */
@@ -553,19 +553,19 @@ typedef struct DlockLoading
 	int			part;			/* DlockLoadPart in progress */
 	int64		last;			/* number of the latest row read in "part" */
 
-	/* rows from elsewhere: how many, and where the first one is from */
+	/* rows of other systems or databases: how many; origin of the first */
 	uint64		num_foreign;
 	uint64		foreign_system;
 	Oid			foreign_database;
 } DlockLoading;
 
-/* purge.c removes a space that no backend uses or can use again. */
+/* purge.c removes a space once no backend uses it or can use it again. */
 struct DlockSpace
 {
 	/* immutable */
 	DlockSpaceKey key;
 
-	/* every acquire writes next_ticket; keep other fields off its line */
+	/* every acquire writes next_ticket: keep the rest off its cache line */
 	char		padding1[PG_CACHE_LINE_SIZE];
 
 	/* changed under mutex or by dlock_ticket_draw() */
@@ -603,13 +603,13 @@ struct DlockSpace
 	/* protected by the loader's heavyweight lock */
 	DlockLoading loading;
 
-	/* atomic, down to counts_lock */
-	pg_atomic_uint32 settled;	/* number of "settled" entries, or greater */
+	/* atomic, or a ConditionVariable, down to counts_lock */
+	pg_atomic_uint32 settled;	/* at most so many entries are "settled" */
 	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
-	pg_atomic_uint64 lock_told_at;	/* when a locked table was last logged */
+	pg_atomic_uint64 lock_told_at;	/* when a load last logged a lock wait */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest failed write */
 
@@ -630,15 +630,15 @@ struct DlockSpace
 
 	/*
 	 * Upper half: the OID of a table that the worker could not lock in time.
-	 * Lower half: since when, monotonic modulo 2^32.  0: no such table.
+	 * Lower half: time of the first failure, modulo 2^32.  0: no such table.
 	 */
 	pg_atomic_uint64 blocked_on;
-	pg_atomic_uint64 next_due;	/* when a lease is due; set as a worker ends */
+	pg_atomic_uint64 next_due;	/* when the next lease is due; see resign() */
 	pg_atomic_uint32 dead_rows; /* estimate, for the tables of leases */
 	pg_atomic_uint32 vacuum_at; /* dead_rows at which a vacuum starts */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
 
-	/* by lock's hash: end of the latest commit that removed a holder's row */
+	/* by lock's hash: end of the latest commit that removed a row; I15, I18 */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
 	/* totals, without the counts still in DlockBackends (counter.c) */
@@ -666,10 +666,10 @@ typedef struct DlockSpaceEntry
 	uint64		unreserved;		/* first number not yet reserved */
 } DlockSpaceEntry;
 
-/* A slot, by proc number.  "session" tells its successive backends apart. */
+/* Entry of a proc number.  "session" tells its successive backends apart. */
 typedef struct DlockBackend
 {
-	pg_atomic_uint64 session;	/* 0: slot unused */
+	pg_atomic_uint64 session;	/* 0: no backend */
 	Oid			database;
 
 	/* protected by mutex */
@@ -704,8 +704,8 @@ typedef struct DlockAccount
 	uint32		users;			/* backends that have it open */
 
 	/* atomic */
-	pg_atomic_uint32 sponsor;	/* session user that it counts for, too; 0:
-								 * none, or the role itself */
+	pg_atomic_uint32 sponsor;	/* session user for whom the account counts,
+								 * too; 0: none, or the role itself */
 	pg_atomic_uint64 used;		/* bytes reported by backends */
 } DlockAccount;
 
@@ -717,7 +717,7 @@ typedef struct DlockControl
 	dshash_table_handle accounts;
 	int			num_backends;
 	Size		area_size;		/* in bytes */
-	uint64		secrets[2];		/* keys of the hash of names; odd */
+	uint64		secrets[2];		/* odd numbers, keys of the hash of names */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
 	LWLock		purge_lock;		/* held while a useless space is removed */

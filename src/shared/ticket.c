@@ -50,7 +50,7 @@
 /* A ticket for the next request; it stays spare until it has joined a lock */
 static DlockTicket *spare = NULL;
 
-/* Have dlock_ticket_draw() draw from a reserved block. */
+/* Make dlock_ticket_draw() draw from a reserved block. */
 static void
 install_block(DlockSpace *space, uint64 first, uint64 limit)
 {
@@ -191,8 +191,8 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
- * The first number above all that were reserved in this server for spaces of
- * this database, even dropped or rolled-back ones
+ * The first number above all numbers that were reserved in this server for
+ * spaces of this database, including dropped and rolled-back spaces
  */
 uint64
 dlock_first_unreserved(Oid database)
@@ -276,7 +276,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 }
 
-/* The time, at most some milliseconds old, at a quarter of the usual cost */
+/* GetCurrentTimestamp() at a quarter of the cost, some milliseconds late */
 static TimestampTz
 current_time(void)
 {

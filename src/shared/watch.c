@@ -23,7 +23,7 @@
 #include "shared/buckets.h"
 #include "shared/inner.h"
 
-/* Least microseconds between two messages about a name */
+/* Minimum time between two messages about a name, in microseconds */
 #define INTERVAL		10000
 #define INTERVAL_EACH	5		/* added for each watch */
 
@@ -191,7 +191,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* The session listens now: the sender must tell it the holder, maybe again. */
+/* The session listens now.  Have it told the holder, even a second time. */
 void
 dlock_watch_arm(DlockWatch *watch)
 {
@@ -245,7 +245,7 @@ dlock_watch_end(DlockWatch *watch)
 		(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
-/* Free a name of a space without users, with its partition locked. */
+/* Free a name of a useless space.  The name's partition must be locked. */
 static void
 purge_watched(DlockPartition *partition, DlockWatched *watched)
 {
@@ -263,7 +263,7 @@ purge_watched(DlockPartition *partition, DlockWatched *watched)
 	free_watched(partition, watched);
 }
 
-/* Free the names of a space without users. */
+/* Free the names of a useless space. */
 void
 dlock_watch_purge(DlockSpace *space)
 {
@@ -328,10 +328,10 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 }
 
 /*
- * Begin to tell the watches of a name.  Sets telling->change to the count of
- * changes; the caller must read the holder afterwards (I29).  The name goes to
- * the end of the list and is not due for at least INTERVAL.  If no watch is
- * left, the name is freed, and this returns false.
+ * Begin or continue a round, which tells all watches of a name.  The caller
+ * must read the holder after this call has set telling->change (I29).  The
+ * name goes to the end of the list and, unless the round goes on, is not due
+ * for INTERVAL.  If no watch is left, frees the name and returns false.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
@@ -382,7 +382,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Note that the copied watches were told.  New watches may precede them. */
+/* Record that the copied watches were told.  Skip watches armed since. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
@@ -407,10 +407,10 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * If "told" is set, the watches copied last have been told.  Otherwise all
- * holders have ended but not left, so the next change will be told.  Returns
- * true if the round goes on.  When it ends, the name leaves the list, unless
- * the holders have changed again or the name has no users.
+ * If "told" is set, the watches copied last have been told.  Otherwise nothing
+ * was told, because all holders have ended.  When they leave the lock, that
+ * change is told.  Returns true if the round goes on.  When it ends, the name
+ * leaves the list, unless the holders changed again or the name has no users.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,

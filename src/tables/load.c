@@ -6,7 +6,7 @@
  * See "Loading" in src/README.  A caller loads up to DLOCK_ROWS_AT_ONCE rows
  * of each table.  If there are more, the worker loads them, because a caller
  * can run out of time.  If there is no worker, or if it has failed, the caller
- * loads all rows, and so meets the worker's error or the locked table.
+ * loads all rows, and meets the worker's error or the locked table itself.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,16 +32,16 @@
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
 #define LOOK_MS				1000	/* between checks that there is a worker */
-#define NO_WORKER_MS		3000	/* wait for a worker before callers load */
+#define NO_WORKER_MS		3000	/* how long callers wait for a worker */
 #define WORKER_TURN_MS		1000	/* after this, the worker unlocks tables */
 #define TELL_MS				500 /* longer waits for a lock are logged */
 #define SILENCE_MS			60000	/* between log messages about such waits */
 #define MAX_LOCK_POLL_MS	50
 
 /*
- * Begin the ttls of the loaded leases.  Returns false after "until".
+ * Begin the ttls of the loaded leases.  Returns false if "until" passes first.
  *
- * If standbys count for a lease, wait until they acknowledge a record that is
+ * If a lease needs standbys, wait until they acknowledge a record that is
  * written now.  A replaced server gets no answer, and so honours no lease.
  * The ttls count from a time before the write, because this server may be
  * replaced once standbys have the record.  If the answer takes more than a
@@ -55,7 +55,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
-	/* a call that returns a loaded ticket waits until this is durable */
+	/* calls that return a loaded ticket wait until this record is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -137,7 +137,7 @@ check_lock_timeout(uint64 start, const char *detail)
 
 /*
  * Take a heavyweight lock, a table's or, if "name" is NULL, the loader's.
- * Polls, and returns false after "until".  Without a timeout, joins
+ * Polls, and returns false if "until" passes.  Without a timeout, joins
  * PostgreSQL's queue after TELL_MS, because deadlocks are found there.
  */
 static bool
@@ -194,7 +194,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/* Load dlock_slots; other processes may, too.  Returns false after "until". */
+/* Load dlock_slots, as others may, too.  Returns false if "until" passes. */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -210,8 +210,8 @@ load_slots(DlockSpace *space, uint64 until)
 }
 
 /*
- * Load the tables, which the caller has locked.  Returns false if rows are
- * left after a step that ends after "rows_until", or if standbys have not
+ * Load the tables, which the caller has locked.  Returns false if, after a
+ * step, rows are left and "rows_until" has passed, or if standbys have not
  * answered by "standbys_until".
  */
 static bool
@@ -240,7 +240,7 @@ load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 		MemoryContextReset(context);
 		if (part == DLOCK_LOAD_GRANTS)
 		{
-			/* a crash can come between a row's removal and the next grant */
+			/* make grants that a crash after a row's removal prevented */
 			dlock_queue_resume(space);
 			/* if this process gives up, the worker waits for standbys */
 			if (space->leases.length > 0)
@@ -272,7 +272,7 @@ load_tag(DlockSpace *space)
 
 /*
  * Load, unless another process has loaded.  "until" limits the waits for locks
- * and the reading of rows, "standbys_until" the wait for standbys.
+ * and the reading of rows, and "standbys_until" limits the wait for standbys.
  */
 static bool
 load(DlockSpace *space, uint64 until, uint64 standbys_until)
@@ -382,7 +382,7 @@ dlock_load_failed(DlockSpace *space)
 }
 
 /*
- * Wait for the worker to load, but not after "until".  Returns false if the
+ * Wait for the worker to load, at most until "until".  Returns false if the
  * worker does not come or has failed.  Raises 55P03 after lock_timeout.
  */
 static bool
@@ -433,7 +433,7 @@ load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 	return false;
 }
 
-/* Let the worker load; if it fails, load.  Returns false after "until". */
+/* Wait for the worker, or load here.  Returns false if "until" passes. */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -462,7 +462,7 @@ dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 		wait_for_load(space, until);
 }
 
-/* Returns this database's space, loaded, for calls on leases or all locks. */
+/* Load and return this database's space, for calls on leases or all locks. */
 DlockSpace *
 dlock_loaded_space(void)
 {
@@ -472,7 +472,7 @@ dlock_loaded_space(void)
 	return space;
 }
 
-/* Set *has to whether a row has this name.  Returns false after "until". */
+/* Does a row have this name?  Sets *has.  Returns false if "until" passes. */
 static bool
 look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 {
@@ -486,10 +486,10 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 /*
  * Load the rows that a session's request for a name needs.  If no row has the
  * name, the request needs no row, because no row is added before all rows are
- * loaded (I22).  Returns false after the timeout; then *leased, initially
- * false, is true if a row was found to have the name.  "leased" can be NULL.
+ * loaded (I22).  Returns false after the timeout.  If rows were searched for
+ * the name, sets *leased (if not NULL) to the result.
  *
- * The caller loads if one step of each table is enough and all locks are free;
+ * This process loads if a step of each table is enough and all locks are free;
  * otherwise the worker loads.  dlock_slots is loaded in any case.
  */
 bool

@@ -52,7 +52,7 @@ log_foreign(const DlockLoading *loading, const char *table)
 
 /*
  * Raise 55000 for a number that was never drawn, because it could be drawn
- * later.  The last row that is not foreign has the greatest number.
+ * later.  Check only the greatest, which the last row that is not foreign has.
  */
 static void
 check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)

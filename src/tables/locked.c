@@ -28,8 +28,8 @@ find_conflict(LOCKMASK held, LOCKMODE mode)
 }
 
 /*
- * List the processes that hold or await this lock in conflict with "mode".
- * This reads no catalog, so it works in a failed transaction.
+ * List processes that hold this lock, or wait for it, in a mode that conflicts
+ * with "mode".  Reads no catalog, so it works in a failed transaction.
  */
 char *
 dlock_describe_holders(const LOCKTAG *tag, LOCKMODE mode)

@@ -30,8 +30,8 @@ typedef struct OwnersStatement
 static OwnersStatement current = {NULL, InvalidOid};
 
 /*
- * Raise 55000 if the parser has found another table for the current statement
- * than dlock has opened.
+ * Raise 55000 if the current statement, as parsed, uses a table other than the
+ * table that dlock has opened.
  *
  * The owner of the schema can put another table in this table's place.  The
  * other table's triggers and defaults would run as this table's owner.  So
@@ -60,9 +60,9 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * Returns the plan of the current statement.  For each "format", a constant,
- * the last plan is kept, because planning costs more than executing.  A nested
- * statement gets a plan of its own, so that no plan in use is freed.
+ * Returns the plan of the current statement.  Keeps the last plan of each
+ * "format", because planning costs more than executing.  Formats are compared
+ * by address.  Nested statements are planned anew, so no plan in use is freed.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)

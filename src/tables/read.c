@@ -104,10 +104,10 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Replace "rows" by the first committed rows, at most "max", with numbers
- * above "behind", or of all rows if "behind" is 0.  If the primary key is
- * locked, as by REINDEX, "max" is ignored.  Values are in the current memory
- * context.  Raises 55000 for a row that dlock cannot have written.
+ * Set "rows" to the first "max" committed rows with numbers above "behind" or,
+ * if "behind" is 0, with any number.  If the primary key is locked, as by
+ * REINDEX, "max" is ignored.  Values are in the current memory context.
+ * Raises 55000 for a row that dlock cannot have written.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,

@@ -119,7 +119,7 @@ dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 	return column;
 }
 
-/* Returns the value of a row's column.  Raises 55000 also if it is null. */
+/* Returns a column's value.  Raises 55000 if it is missing or null. */
 Datum
 dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
 				 const char *name, Oid type)
@@ -236,7 +236,7 @@ check_triggers(Relation relation)
 }
 
 /*
- * Do changes of an index run only PostgreSQL's code?  This function must not
+ * Does updating an index run only PostgreSQL's code?  This function must not
  * run other code either, as RelationGetIndexExpressions() would.
  */
 static bool
@@ -255,7 +255,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/* Returns the primary key.  Taking any lock may have cleared rd_pkindex. */
+/* Returns the primary key.  Sets rd_pkindex, which a lock may have cleared. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -264,8 +264,8 @@ dlock_shape_key_index(Relation relation)
 }
 
 /*
- * The primary key must be valid and on the first column.  No index on anything
- * else may be unique.  The index on names may be missing.
+ * The primary key must be valid and on the first column.  Indexes on other
+ * columns must not be unique.  The index on names may be missing.
  */
 static void
 check_indexes(Relation relation)

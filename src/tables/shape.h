@@ -45,7 +45,7 @@ extern void dlock_shape_check_row(const DlockShape *shape,
 								  const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* loaded in less time than a worker starts */
+#define DLOCK_ROWS_AT_ONCE	500 /* loads faster than a worker starts up */
 
 /* Parts of a load, in their order */
 typedef enum DlockLoadPart

@@ -45,8 +45,8 @@ dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 }
 
 /*
- * Call take() for each row; its "owner" is the table's owner.  If "snapshot"
- * is NULL, use a new snapshot, which sees this transaction's changes.
+ * Call take() with each row and the table's owner.  If "snapshot" is NULL, use
+ * a new snapshot, which sees this transaction's changes.
  */
 void
 dlock_slots_for_each(DlockSpace *space, Relation table, Snapshot snapshot,

@@ -80,7 +80,7 @@ typedef struct DlockStoredRows
 	DlockStored *rows;			/* allocated by the caller */
 	uint64		room;			/* rows that fit; doubled as needed */
 	uint64		count;
-	bool		complete;		/* does no row follow? */
+	bool		complete;		/* true if no row follows */
 } DlockStoredRows;
 
 /* A row to be written */

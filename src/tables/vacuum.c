@@ -23,8 +23,8 @@
 
 /*
  * Vacuum the tables, so that they stay small between runs of autovacuum.
- * Calls begin() before each table.  Returns the least number of dead rows for
- * the next run: more for a large table, because an old snapshot may keep rows.
+ * Calls begin() before each table.  Returns how many dead rows are worth the
+ * next run.  A large table, which an old snapshot may keep large, needs more.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
@@ -50,7 +50,7 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
 						VACUUM_ROWS_PER_PAGE);
 		relation_close(table, AccessShareLock);
-		/* VACUUM commits, which frees memory of the transaction */
+		/* VACUUM needs "statement" after it has committed the transaction */
 		MemoryContextSwitchTo(TopMemoryContext);
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;

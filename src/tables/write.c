@@ -3,8 +3,8 @@
  * write.c
  *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * Only the worker writes (worker/writer.c), without SQL: starting statements
- * would cost more than a batch's few rows.
+ * Only the worker (worker/writer.c) writes.  It uses no SQL, because starting
+ * statements would cost more than writing a batch's few rows.
  *
  *-------------------------------------------------------------------------
  */
@@ -68,7 +68,7 @@ forget_tables(Datum arg, Oid relation)
 
 /*
  * Raise 55000 if a table's shape is wrong.  Repeat the check if invalidations
- * came during the check: taking any lock, also on a catalog, processes them.
+ * were processed during the check, as taking any lock does, also on a catalog.
  */
 static void
 check_shapes(void)
@@ -88,7 +88,7 @@ open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* between this and the reading of the indexes, no invalidation may come */
+	/* process no invalidation from here until the indexes are listed */
 	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
@@ -128,7 +128,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/* Insert or update a row.  A row from a database copy can have this number. */
+/* Insert a row, or update the one with this number, maybe a foreign one. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -490,8 +490,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Delete rows of a copy, and of tickets that ended with their lease.  Look
- * only at the rows: a look-up by number may miss a record that has a row.
+ * Delete rows that a database copy brought, and those of tickets that ended
+ * with their lease.  Use rows alone: the table of numbers may lack a record.
  */
 void
 dlock_rows_remove_dead(void)

@@ -4,7 +4,7 @@
  *	  The worker's private list of when it must look at each lease again.
  *
  * A lease can be due later than noted here, because a renewal does not notify
- * the worker.  A change of a ttl does (dlock_due_update()).
+ * the worker.  A changed ttl or durability does (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -34,7 +34,7 @@ typedef struct Look
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/* Attached leases for which standbys could count.  Detaching is final. */
+/* Attached leases that may need heartbeats.  A detached one stays detached. */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* Make a hash table whose keys are addresses. */
@@ -122,7 +122,7 @@ dlock_due_add(DlockLease *lease)
 /* Maximum number of leases to update in one step */
 #define UPDATES	256
 
-/* Update up to UPDATES retimed leases.  Returns true if more may be left. */
+/* Update up to UPDATES changed leases.  Returns true if more may be left. */
 bool
 dlock_due_update(DlockSpace *space)
 {
@@ -196,8 +196,8 @@ dlock_due_expire(uint64 step)
 }
 
 /*
- * Is there an attached lease for which standbys could count?  Until any are
- * named, dlock_heartbeat_beat() notes the present moment as their answer.
+ * Is there an attached lease that may need heartbeats?  It needs a worker even
+ * if no standbys are named: dlock_heartbeat_beat() then notes answers for it.
  */
 bool
 dlock_due_has_attached(void)

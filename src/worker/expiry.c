@@ -25,14 +25,14 @@ bool		dlock_log_expirations;
 
 static DlockSpace *my_space = NULL;
 
-/* Leases that ran out in this interval.  Those without a line are counted. */
+/* The first leases that ran out in this interval, and the number of others */
 static DlockExpiry lines[MAX_LINES];
 static int	num_lines = 0;
 static int	num_logged = 0;
 static uint64 num_others = 0;
 static uint64 interval_ends;
 
-/* Note a lease that has run out.  Raises nothing. */
+/* Note a lease that has run out.  Raises no error. */
 void
 dlock_expiry_note(const DlockExpiry *expiry)
 {
@@ -122,7 +122,7 @@ log_expiry(const DlockExpiry *expiry)
 	pfree(detail.data);
 }
 
-/* Log the noted leases.  First flush removals, because lines reveal grants. */
+/* Log the noted leases.  Flush removals first: lines report grants (I15). */
 static bool
 tell_all(void)
 {
@@ -161,7 +161,7 @@ static DlockTask tell_task = {
 
 /*
  * Log the noted leases.  At the end of the interval, or if "at_once" is set,
- * also log the number of other leases.  Returns when to call this again.
+ * also log the number of other leases.  Returns the time of the next call.
  */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)

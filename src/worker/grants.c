@@ -74,7 +74,7 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 
-/* Announce a grant if the ticket still holds, and forget the grant. */
+/* Forget a grant.  Announce it first, if the ticket still holds the lock. */
 static void
 announce(Grant *grant)
 {
@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Announce durable grants for "step" us.  Returns when to call this again. */
+/* Announce for at most "step" us.  Returns the time of the next call. */
 uint64
 dlock_grants_announce(uint64 step)
 {

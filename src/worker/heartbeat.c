@@ -14,15 +14,15 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-/* Number of known leases for which standbys count, by class */
+/* Number of known leases that need heartbeats, by class */
 static uint32 counts[64];
 
 static uint64 next_heartbeat = 0;
 
 /*
  * A lease of class n needs a heartbeat in each quarter of 2^n us.  A lease of
- * class -1 needs none.  With remote_apply, twice as many heartbeats are
- * needed, because an answer reports what was replayed at the previous one.
+ * class -1 needs none.  With remote_apply, twice as many are needed, because a
+ * standby reports a heartbeat's replay only when the next heartbeat comes.
  */
 static int
 class_of(const DlockLease *lease)
@@ -56,8 +56,8 @@ dlock_heartbeat_remove(int class)
 }
 
 /*
- * Send a heartbeat if it is due and standbys are named.  Returns when to call
- * this again.  If "knows_all" is false, assumes a lease with DLOCK_MIN_TTL.
+ * Send a heartbeat if it is due and standbys are named.  Returns the time of
+ * the next call.  If "knows_all" is false, assumes a lease with DLOCK_MIN_TTL.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)

@@ -24,7 +24,7 @@
 /* Maximum number of announcements, and of watches, per transaction */
 #define BATCH	1000
 
-/* When the next listed name is due, in monotonic microseconds */
+/* When the next changed name is due, in monotonic microseconds */
 static uint64 next_due = DLOCK_NO_DEADLINE;
 
 /* Arrays of BATCH entries */
@@ -83,7 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/* A name told over several transactions, and its channels notified so far */
+/* The name that is being told, and its channels that were already notified */
 static struct
 {
 	DlockWatched *watched;
@@ -100,7 +100,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/* Was the channel not yet notified, or was this watch never notified? */
+/* Is the channel still to be notified of this change, or is the watch new? */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -171,7 +171,7 @@ tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 	return true;
 }
 
-/* Notify watches of changed names.  Returns the number of names notified. */
+/* Notify the watches of changed names.  Returns the number of such names. */
 static int
 tell_watches(DlockSpace *space)
 {
@@ -191,7 +191,7 @@ tell_watches(DlockSpace *space)
 	return count;
 }
 
-/* Record what was notified.  Returns true if a name has watches left. */
+/* Record what was notified.  Returns true if watches are left to notify. */
 static bool
 end_tellings(DlockSpace *space, int count)
 {

@@ -44,7 +44,7 @@
 								 * logged */
 #define OWNER_PATIENCE_MS	1000
 
-/* Set what ALTER DATABASE and ALTER ROLE must not change. */
+/* Set the settings that ALTER DATABASE and ALTER ROLE must not change. */
 static void
 pin_settings(void)
 {
@@ -109,10 +109,10 @@ leave_shared_state(void)
 	dlock_detach();
 }
 
-/* What dlock_database_changes() returned before the owner was looked up */
+/* dlock_database_changes() before the latest look-up of the owner */
 static uint64 owner_known_at;
 
-/* Show the owner as our role, because DROP DATABASE (FORCE) checks roles. */
+/* Show the owner as our role, so that its DROP DATABASE (FORCE) may end us. */
 static void
 belong_to_owner(void)
 {
@@ -147,7 +147,7 @@ static volatile sig_atomic_t cancel_requested = false;
 
 /*
  * SIGINT handler: ignore a cancel, because the work would only be repeated.
- * But if lock_timeout sent the signal, as its indicator says, raise its error.
+ * But if lock_timeout sent the signal, raise the error of the timeout.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -308,7 +308,7 @@ is_to_be_logged(const DlockTask *task)
 	return (task->told & (task->told + 1)) == 0 || task->told % LOG_EVERY == 0;
 }
 
-/* Clean up after an error in a task.  Returns when to retry. */
+/* Clean up after an error in a task.  Returns the time of the next attempt. */
 static uint64
 recover(DlockTask *task)
 {
@@ -356,7 +356,7 @@ tell_of_task(void *arg)
 			   dlock_process_database());
 }
 
-/* Perform a task.  If it fails, log the error.  Returns when to call again. */
+/* Perform a task, or log its error.  Returns the time of the next call. */
 uint64
 dlock_task_perform(DlockTask *task)
 {
@@ -383,7 +383,7 @@ dlock_task_perform(DlockTask *task)
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(TopMemoryContext);
-	/* if a lock timeout came after the wait, it must not cancel anything */
+	/* if lock_timeout fired after the wait for the lock, ignore the timeout */
 	if (get_timeout_indicator(LOCK_TIMEOUT, true))
 		QueryCancelPending = false;
 	if (failed)

@@ -25,10 +25,10 @@ typedef struct DlockTask
 	const char *what;			/* for the log, like "sending ..." */
 	bool		(*perform) (void);	/* returns true if more is left to do */
 	void		(*failed) (int code);	/* gets the SQLSTATE; can be NULL */
-	bool		(*tell_of_lock) (const char *database); /* tries to log the
-														 * blockers; or NULL */
+	/* logs the processes that lock a table, or returns false; can be NULL */
+	bool		(*tell_of_lock) (const char *database);
 	long		max_retry_ms;	/* longest pause after an error; 0: default */
-	long		patience_ms;	/* lock timeouts are reported after this */
+	long		patience_ms;	/* how long lock timeouts go unreported */
 
 	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */

@@ -89,8 +89,8 @@ dlock_sender_main(Datum arg)
 }
 
 /*
- * Vacuum the rows that are dead now.  If this fails, the worker starts the
- * next vacuum process after vacuum_at new dead rows.
+ * Vacuum the rows that are dead now.  Even if this fails, the next vacuum
+ * process starts only after vacuum_at new dead rows.
  */
 void
 dlock_vacuum_main(Datum arg)

@@ -4,8 +4,8 @@
  *	  The background worker: writes the journal, ends leases that are due, and
  *	  starts the sender and the vacuum process.
  *
- * The worker stays while it is needed (is_missed()), but not longer, so that
- * it neither blocks DROP DATABASE nor takes a slot from another database.
+ * The worker ends if it has not been needed (is_missed()) for idle_time(), so
+ * that it neither blocks DROP DATABASE nor takes a slot from another database.
  * It can die at any time, because its work is in shared memory, and the next
  * worker continues.
  *
@@ -38,10 +38,10 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define PATIENCE_MS		1000	/* how long lock timeouts are not logged */
+#define PATIENCE_MS		1000	/* lock timeouts are logged only after this */
 #define LEAVE_MS		1000	/* a terminated worker ends if the journal has
 								 * not got shorter for this long */
-#define TWICE_MS		100		/* a second signal so soon is a duplicate */
+#define TWICE_MS		100		/* signals within this time count as one */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
 #define STAY_LOOK_MS	10		/* between checks for these sessions */
 #define LOOK_MS			2000	/* between checks that the extension exists */
@@ -50,9 +50,9 @@
 #define STEP_US			5000	/* after this, a task lets other tasks run */
 #define LAZY_MS			10		/* delay of removals that no process awaits */
 #define SOON_MS			5000	/* worker stays if a lease is due this soon */
-#define WAY_MS			1000	/* between checks by is_in_the_way(), ... */
-#define SURE_MS			100		/* ... and if the database seems locked */
-#define SURE_LOOKS		3		/* refused commands lock a database briefly */
+#define WAY_MS			1000	/* between checks by is_in_the_way() */
+#define SURE_MS			100		/* the same, if the database seems locked */
+#define SURE_LOOKS		3		/* checks in a row, as some locks are brief */
 #define FIRST_PAUSE_MS	100		/* after one early death; doubles with each */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
@@ -66,9 +66,9 @@ int			dlock_worker_idle_timeout;
 
 static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
-static bool gives_way = false;	/* to a library of another layout */
-static bool leaves = false;		/* because it is not needed */
-static bool makes_way = false;	/* to DROP DATABASE, for example */
+static bool gives_way = false;	/* ends for a library of another layout */
+static bool leaves = false;		/* ends because it is not needed */
+static bool makes_way = false;	/* ends for DROP DATABASE, for example */
 
 static volatile sig_atomic_t leaving = false;	/* SIGTERM came */
 
@@ -82,7 +82,7 @@ static bool knows_all = false;
 
 #define LEARN_AT_ONCE	256		/* leases per step */
 
-/* Forget all leases, so that the worker learns of them again. */
+/* Drop the collected leases.  The worker then learns of all leases again. */
 static void
 forget_leases(void)
 {
@@ -103,7 +103,7 @@ let_go(void)
 
 /*
  * Leave the office.  Then start the next worker if there is work, because work
- * may have come just before (I20).  If makes_way is set, sessions start one.
+ * may have come just before that (I20).  With makes_way, sessions start it.
  */
 static void
 resign(int code, Datum arg)
@@ -137,9 +137,9 @@ static bool begun = false;
 static uint64 next_look = 0;
 
 /*
- * SIGTERM handler: write the journal first, so that locks released before a
- * shutdown are free after it.  A second signal ends the worker at once, unless
- * it comes within TWICE_MS: the postmaster signals a process and its group.
+ * SIGTERM handler: write the journal and end, so that locks released before a
+ * shutdown are free after it.  A second signal ends the worker at once, but is
+ * ignored within TWICE_MS, as the postmaster signals a process and its group.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -158,8 +158,8 @@ handle_terminate(SIGNAL_ARGS)
 }
 
 /*
- * Load the tables unless they are loaded, and take over the journal.  Returns
- * true if rows are left to load.  journal_task finds out if dlock was dropped.
+ * Load the tables if needed, and take over the journal.  Returns true if the
+ * load is not complete.  journal_task finds out if dlock was dropped.
  */
 static bool
 begin_work(void)
@@ -183,7 +183,7 @@ begin_work(void)
 	if (!loaded)
 		return true;
 	begun = true;
-	/* from now on, other processes wait for the worker */
+	/* short, because from now on other processes wait for the worker */
 	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
 	return false;
 }
@@ -194,7 +194,7 @@ collect_unknown(void)
 {
 	DlockLease *lease = NULL;
 
-	/* the worker learns of later leases from the journal */
+	/* the worker learns of new leases from the journal */
 	max_unknown = my_space->leases.length + 64;
 	if (unknown)
 		pfree(unknown);
@@ -211,7 +211,7 @@ collect_unknown(void)
 	LWLockRelease(&my_space->lease_lock);
 }
 
-/* Remember those of a lease's grants that may have to be announced. */
+/* Remember the grants of a lease, if they may have to be announced. */
 static void
 learn_of_grants(DlockLease *lease)
 {
@@ -354,9 +354,9 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions, too.  As a session ends, it withdraws its requests
- * that are not durable, so the worker stays until all sessions have ended, but
- * at most STAY_MS: walsenders that have called dlock end after the worker.
+ * A shutdown ends sessions, too, and these withdraw requests that are not
+ * durable.  To write this, the worker waits for sessions, but at most STAY_MS,
+ * because a walsender that has called dlock waits for the worker to end.
  */
 static bool
 stays_for_sessions(void)
@@ -398,7 +398,7 @@ write_the_rest(void)
 	ProcDiePending = InterruptPending = true;
 }
 
-/* After SIGTERM, end.  While sessions stay, return when to check again. */
+/* After SIGTERM, end, or return the time of the next check for sessions. */
 static uint64
 leave_if_told(void)
 {
@@ -409,7 +409,7 @@ leave_if_told(void)
 	return NEVER;
 }
 
-/* Have messages sent, if there are any.  Returns when to call this again. */
+/* Let the sender send messages, if any.  Returns the time of the next call. */
 static uint64
 have_announcements_sent(void)
 {
@@ -425,7 +425,7 @@ have_announcements_sent(void)
 				  dlock_monotonic_now() + RETRY_START_MS * 1000);
 }
 
-/* Have dead rows vacuumed.  If no slot is free, autovacuum does it. */
+/* Start a vacuum of dead rows, if due.  Without a slot, autovacuum does it. */
 static void
 have_tables_vacuumed(void)
 {
@@ -433,7 +433,7 @@ have_tables_vacuumed(void)
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
 		dlock_office_holder(my_space, DLOCK_VACUUM) >= 0)
 		return;
-	/* report now: after the vacuum, removed rows would count as dead again */
+	/* report now: after the vacuum, these dead rows would count as new ones */
 	(void) pgstat_report_stat(true);
 	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
@@ -479,8 +479,8 @@ terminate(DlockOffice office)
 }
 
 /*
- * Does a process wait for dlock's processes, to drop, rename or copy the
- * database?  If so, this ends the sender and the vacuum process, and the
+ * Does a command that drops, renames or copies the database wait for dlock's
+ * processes?  If so, this ends the sender and the vacuum process, and the
  * caller must end, too.  Lowers *next to the time of the next check.
  */
 static bool
@@ -505,8 +505,8 @@ is_in_the_way(uint64 now, uint64 *next)
 static uint64 next_beat = NEVER;
 
 /*
- * Do all work that is due.  Returns when to call this again.  Heartbeats come
- * before expiry, because there may have been no worker for a while.
+ * Do all work that is due.  Returns the time of the next call.  Heartbeats
+ * come before expiry, because there may have been no worker for a while.
  */
 static uint64
 work(void)
@@ -606,7 +606,7 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		/* after us the segment may be freed: the journal must be empty */
+		/* the segment may be freed after us, so the journal must be empty */
 		gives_way = my_space->journal.length == 0 &&
 			dlock_process_gives_way();
 		if (gives_way)

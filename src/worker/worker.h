@@ -3,8 +3,8 @@
  * worker.h
  *	  Settings of the background processes.
  *
- * shared/launcher.c starts the processes, by the names of their functions, and
- * wakes them.
+ * shared/launcher.c wakes the processes, and starts them by the names of their
+ * main functions.
  *
  *-------------------------------------------------------------------------
  */

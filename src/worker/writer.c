@@ -22,7 +22,7 @@
 /* Rows per transaction */
 #define BATCH	1000
 
-/* After several callers waited, the worker flushes for lone ones this long */
+/* How long to flush even for a lone caller, after several callers waited */
 #define CROWD_MS	100
 
 static DlockImage *images = NULL;
@@ -41,8 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * Standbys begin to count here: none can have the row yet, and heartbeats
-	 * for the lease begin with the write.
+	 * The lease may need answers of standbys from now on.  Take this moment as
+	 * the first: no standby has the row, and heartbeats begin with the write.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
@@ -94,7 +94,7 @@ copy_marked(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* Note that the heir's row is in the WAL, after the holder's removal. */
+/* Record that an heir's row follows the holder's removal in the WAL (I17). */
 static void
 note_inheritance(const DlockImage *image)
 {
@@ -134,8 +134,8 @@ flush_for_all(XLogRecPtr lsn)
 }
 
 /*
- * Record that a ticket's row says granted.  If no standbys are named now,
- * standbys that are named later need not acknowledge the grant.
+ * Record where the WAL has the row of a granted ticket.  If no standbys are
+ * named now, standbys that are named later need not acknowledge the grant.
  */
 static void
 note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
@@ -229,7 +229,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* if the record ended after its copy, it stays for the next batch */
+		/* a record that ended after it was copied stays for the next batch */
 		if (images[i].over || !committed)
 			settle_record(space, record);
 		if (images[i].shares && committed)
@@ -266,7 +266,7 @@ tell_blocked_on(DlockSpace *space, Oid table)
 /*
  * Write one batch.  Returns the number of records, or -1 if the extension is
  * gone.  After an error, nothing is written and all records stay marked.
- * Callers are told at once, but of a lock timeout only if timeouts go on.
+ * Waiting callers get an error at once, but a lock timeout once a second only.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
