@@ -37,7 +37,8 @@ use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('main');
+# Autovacuum's invalidations would be among the steps.
+my $node = new_server('main', conf => "autovacuum = off\n");
 my $admin = session($node);
 
 plan skip_all => 'no debugger that can be attached'
