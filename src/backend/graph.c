@@ -197,6 +197,9 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 	bool		has_owner = member->session != 0 &&
 		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
 		member->session;
+	/* nothing fits in a closed lock, or passes an ended request (I15) */
+	bool		blocks_all = member->closed ||
+		(member->leaves && !member->granted);
 
 	memset(place, 0, sizeof(DlockGraphPlace));
 	place->procno = member->procno;
@@ -210,12 +213,12 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 	place->counts = member->counts;
 	place->closed = member->closed;
 	place->since = member->granted ? 0 : (uint64) member->enqueued_at;
-	place->modes = LOCKBIT_ON(member->mode);
+	place->modes = LOCKBIT_ON(blocks_all ? DLOCK_EXCLUSIVE : member->mode);
 	place->conflicts = member->mode == DLOCK_SHARED ?
 		ALL_MODES & ~LOCKBIT_ON(DLOCK_SHARED) : ALL_MODES;
 	place->number = member->number;
 	place->slots = member->slots;
-	place->permits = member->permits;
+	place->permits = blocks_all ? PG_INT32_MAX : member->permits;
 }
 
 /* Returns the index of a lock.  The first call for a lock reads the lock. */
@@ -546,15 +549,16 @@ take_place(DlockGraph *graph, int n, int l, int p)
  * Enter a lock's holders.  If a holder blocks a request, it also blocks all
  * requests behind that request.  So the places in the queue need no vertex.
  *
- * If no ticket holds the lock, the worker must still remove the last holder's
- * row, and counts as the holder.  But if the first request is for more permits
- * than the lock has slots, it waits for no process.
+ * If a ticket's delay is over, or no ticket holds the lock, the worker must
+ * still remove a row, and counts as the holder.  But if the first request is
+ * for more permits than the lock has slots, it waits for no process.
  */
 static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)
 {
 	DlockGraphLock *lock = &graph->locks[l];
 	int			worker = dlock_office_holder(space, DLOCK_WORKER);
+	int			pid = worker < 0 ? 0 : GetPGProcByNumber(worker)->pid;
 	int			first;
 	bool		is_held = false;
 
@@ -562,14 +566,15 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 	{
 		DlockGraphPlace *place = &lock->places[p];
 
-		if (!place->counts)
+		if (place->counts)
+			take_place(graph, place->owner >= 0 ?
+					   find_vertex(graph, place->owner, place->pid) :
+					   find_other_vertex(graph, place->lease, -1), l, p);
+		else if (place->closed && worker >= 0)
+			take_place(graph, find_vertex(graph, worker, pid), l, p);
+		else
 			continue;
 		is_held = true;
-		if (place->closed)
-			place->modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
-		take_place(graph, place->owner >= 0 ?
-				   find_vertex(graph, place->owner, place->pid) :
-				   find_other_vertex(graph, place->lease, -1), l, p);
 	}
 	for (first = lock->holders; first < lock->count; first++)
 	{
@@ -589,8 +594,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 	lock->places[0].granted = true;
 	lock->places[0].modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
 	lock->holders = Max(lock->holders, 1);
-	take_place(graph, find_vertex(graph, worker,
-								  GetPGProcByNumber(worker)->pid), l, 0);
+	take_place(graph, find_vertex(graph, worker, pid), l, 0);
 }
 
 /* Enter all places of a heavyweight lock, including those in its queue. */

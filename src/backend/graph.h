@@ -52,7 +52,7 @@ typedef struct DlockGraphPlace
 	int32		slots;			/* set for the lock, or else as requested */
 	int32		permits;
 	bool		counts;			/* holds, waits, or is kept by pin or delay */
-	bool		closed;			/* does a delay keep the lock closed? */
+	bool		closed;			/* ended; closes the lock until it leaves */
 
 	/* used by blockers.c */
 	DlockGraphRef next_of_vertex;

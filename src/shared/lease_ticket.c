@@ -360,14 +360,16 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 	DlockLease *lease = dlock_lease_of(ticket);
 	uint64		deadline = dlock_lease_deadline(lease);
 	uint64		now = dlock_monotonic_now();
+	bool		delayed;
 
 	/* a single lease has no number before it adopts its ticket */
 	row->lease = lease->single ? row->number : lease->number;
 	if (row->pid != 0)
 		return;
-	row->closed = row->position == 0 && !row->granted &&
+	delayed = row->position == 0 && !row->granted &&
 		dlock_lease_ticket_is_delayed(ticket);
-	if (row->closed)
+	row->closed = delayed || ticket->closes;
+	if (delayed)
 		deadline = lease->delayed ? lease->delay_ends : now + lease->delay;
 	if (deadline != DLOCK_NO_DEADLINE)
 		row->remaining = deadline > now ? (int64) (deadline - now) : 0;

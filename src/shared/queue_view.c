@@ -278,9 +278,10 @@ copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 			.role = ticket->role,
 			.enqueued_at = ticket->enqueued_at,
 			.counts = counts,
-			.closed = counts && !holds && !is_queued(ticket) &&
+			.closed = !holds && !is_queued(ticket) &&
 				is_lease_ticket(ticket) &&
-				dlock_lease_ticket_is_delayed(lease_ticket(ticket)),
+				(lease_ticket(ticket)->closes ||
+				 dlock_lease_ticket_is_delayed(lease_ticket(ticket))),
 			.granted = !is_queued(ticket),
 			.leaves = is_lease_ticket(ticket) && is_leaving(ticket) &&
 				dlock_state_has_ended(dlock_state_of(ticket))

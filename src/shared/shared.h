@@ -285,7 +285,7 @@ typedef struct DlockRow
 	TimestampTz granted_at;
 	int64		lease;			/* 0: none */
 	int64		remaining;		/* microseconds left; -1: no end */
-	bool		closed;			/* has ended, but a delay closes the lock */
+	bool		closed;			/* ended; closes the lock until it leaves */
 	bool		has_info;
 	bool		has_owner;
 	uint16		name_length;
@@ -318,7 +318,7 @@ typedef struct DlockMember
 	bool		granted;
 	bool		leaves;			/* has ended; leaves once its row is removed */
 	bool		counts;			/* holds, waits, or a pin or delay keeps it */
-	bool		closed;			/* its lease's delay keeps the lock closed */
+	bool		closed;			/* ended; closes the lock until it leaves */
 } DlockMember;
 
 extern DlockJoined dlock_queue_join(DlockSpace *space,

@@ -407,64 +407,125 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 }
 
 # A cycle through the worker: a lease's ended ticket keeps the lock until the
-# worker has removed its row, and a session has locked the table.
+# worker has removed its row, and a session has locked the table.  Each case
+# has what the victim waits for, the arguments of its request, and a function
+# that makes the ticket and returns a function that ends it.
+my ($other_holder, $delayed);
+
+# The lease has run out, and its delay is over: the lock stays closed to shared
+# requests, even if another session holds it shared, and to small ones.
+$delayed = sub {
+	my ($mode) = @_;
+	my $keeper = session($node);
+	my $lease = $keeper->query(
+		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
+	my $fence = $keeper->query("SELECT dlock_lease_acquire('leased', $lease$mode)");
+
+	return sub {
+		$keeper->quit;
+		$admin->wait_for("SELECT NOT dlock_check('leased', $fence)");
+		$admin->query("SELECT dlock_force_release($fence)");
+	};
+};
+
+$admin->query('CREATE TABLE in_the_way (n integer)');
+$other_holder = session($node);
+foreach (
+	[
+		'exclusive hold', '',
+		sub {
+			my $fence = $admin->query("SELECT dlock_ttl_acquire('leased', '1h')");
+
+			return sub { $admin->query("SELECT dlock_release_ticket($fence)") };
+		}
+	],
+	[
+		'shared hold',
+		', shared => true',
+		sub {
+			my $end = $delayed->(', shared => true');
+
+			$other_holder->query("SELECT dlock_acquire('leased', shared => true)");
+			return $end;
+		}
+	],
+	[ '1 permit', ', slots => 2', sub { $delayed->(', slots => 2') } ],
+	# a place in the queue
+	[
+		'shared hold',
+		', shared => true',
+		sub {
+			$other_holder->query("SELECT dlock_acquire('leased')");
+			my $ticket = $admin->query(
+				"SELECT dlock_ttl_enqueue('leased', '1h', 'nobody', shared => true)");
+
+			return sub {
+				$admin->query("SELECT dlock_release_ticket($ticket)");
+				$other_holder->query("SELECT dlock_release('leased')");
+			};
+		}
+	])
 {
+	my ($what, $mode, $make) = @$_;
 	my ($victim, $other) = map { session($node) } 1, 2;
 	my ($worker, $detail);
 	my $begin = sub {
-		my $fence = $admin->query("SELECT dlock_ttl_acquire('leased', '1h')");
+		my $end = $make->();
 
 		$worker = worker($admin);
 		$victim->query('BEGIN; LOCK TABLE in_the_way IN ROW EXCLUSIVE MODE');
 		$other->query('BEGIN; LOCK TABLE dlock_queue');
-		$admin->query("SELECT dlock_release_ticket($fence)");
+		$end->();
+	};
+	my $goes_on = sub {
+		$victim->query('ROLLBACK');
+		is($other->answer, '', "worker, $what: the other session goes on");
+		$other->query('ROLLBACK');
+		$other_holder->query('SELECT dlock_release_all()');
 	};
 
-	$admin->query('CREATE TABLE in_the_way (n integer)');
 	$begin->();
 
 	# The views show the cycle before any session looks for a deadlock.
 	$victim->query("SET deadlock_timeout = '1h'");
 	$other->query("SET deadlock_timeout = '1h'");
-	$victim->start("SELECT dlock_xact_acquire('leased')");
+	$victim->start("SELECT dlock_xact_acquire('leased'$mode)");
 	$admin->wait_for("SELECT dlock_blocking_pids($victim->{pid}) = '{$worker}'");
 	# The worker may be between two attempts.
 	ok( $admin->wait_for("SELECT dlock_blocking_pids($worker) = '{$other->{pid}}'"),
-		'worker: the session that blocks the worker');
+		"worker, $what: the session that blocks the worker");
 	$admin->wait_for(qq{SELECT pid = $other->{pid} AND since > now() - interval '1h'
 		FROM dlock_blockers});
 	$other->start('LOCK TABLE in_the_way');
 	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
 	ok( $admin->wait_for(
 			'SELECT count(*) = 1 AND max(blocked) = 2 FROM dlock_blockers'),
-		'worker: dlock_blockers has the cycle');
+		"worker, $what: dlock_blockers has the cycle");
 	$admin->query("SELECT pg_cancel_backend($victim->{pid})");
-	like($victim->answer, qr/ERROR:  57014/, 'worker: no deadlock was looked for');
-	$victim->query('ROLLBACK');
-	is($other->answer, '', 'worker: the other session goes on');
-	$other->query('ROLLBACK');
+	like($victim->answer, qr/ERROR:  57014/,
+		"worker, $what: no deadlock was looked for");
+	$goes_on->();
 
 	$begin->();
 	$victim->query($looks);
 	$other->start('LOCK TABLE in_the_way');
 	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
-	$detail = detail($victim->query("SELECT dlock_xact_acquire('leased')"));
+	$detail = detail($victim->query("SELECT dlock_xact_acquire('leased'$mode)"));
 	like(
 		$detail,
-		qr/Process $victim->{pid} waits for exclusive hold of lock "leased"; blocked by process $worker\./,
-		'worker: the wait for the worker');
+		qr/Process $victim->{pid} waits for $what of lock "leased"; blocked by process $worker\./,
+		"worker, $what: the wait for the worker");
 	like(
 		$detail,
 		qr/Process $worker waits for RowExclusiveLock on relation \d+ of database \d+; blocked by process $other->{pid}\./,
-		'worker: the wait of the worker');
-	$victim->query('ROLLBACK');
-	is($other->answer, '', 'worker: the other session goes on');
-	$other->query('ROLLBACK');
+		"worker, $what: the wait of the worker");
+	$goes_on->();
 	$deadlocks++;
-	like($victim->query("SELECT dlock_acquire('leased')"),
-		qr/^\d+$/, 'worker: the lock is handed over');
+	like($victim->query("SELECT dlock_acquire('leased'$mode)"),
+		qr/^\d+$/, "worker, $what: the lock is handed over");
 	$_->quit foreach $victim, $other;
 }
+$other_holder->quit;
 
 # If clients lock in any order, each deadlock is resolved, by one victim.
 $offset = -s $node->logfile;
