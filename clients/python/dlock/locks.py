@@ -109,8 +109,9 @@ class Kept(Caller):
         try:
             kept, sent = await self._ask(call('dlock_renew', self._id(),
                                               ttl=delta(ttl)))
-        except (BadArgument, NotAllowed):
-            heart.changed(before, life, interval)
+        except (BadArgument, NotAllowed) as error:
+            if not error.doubt:     # otherwise the server may have this ttl
+                heart.changed(before, life, interval)
             raise
         if kept is None:
             self.lost.set('the server has ended its lease')

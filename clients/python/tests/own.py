@@ -13,6 +13,7 @@ import sys
 import threading
 import unittest
 from contextlib import contextmanager
+from unittest import mock
 
 import psycopg
 from psycopg.rows import dict_row
@@ -720,6 +721,24 @@ class Rest(StackTest, unittest.TestCase):
             with self.assertRaises(dlock.BadArgument):
                 lease.renew(0.09)
             self.assertEqual(lease._line.sent, sent)
+
+    def test_renew_unsure(self):
+        """renew: refused, after an attempt whose answer was lost"""
+        with self.locks.lease(3600) as lease:
+            ask, refusal = lease.ask, dlock.BadArgument('by the test')
+
+            async def no_answer(*values):
+                lease.ask = mock.Mock(side_effect=refusal)
+                await ask(*values)
+                raise dlock.ConnectionLost('by the test')
+
+            lease.ask = no_answer
+            with self.assertRaises(dlock.BadArgument):
+                lease.renew(1800)
+            lease.ask = ask
+            self.assertLessEqual(lease.deadline, now() + 1800)
+            lease.renew()
+            self.assertLessEqual(lease.deadline, now() + 1800)
 
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""
