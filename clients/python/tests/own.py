@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import unittest
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from unittest import mock
 
 import psycopg
@@ -464,6 +464,29 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         with psycopg.connect('', autocommit=True) as db:
             db.execute('SELECT dlock_lease_close(lease) FROM dlock_leases')
 
+    async def test_renew_twice(self):
+        """renew: one task at a time, as a refusal restores the deadline"""
+        async with dlock.AsyncLocks('', **PATIENT).lease(3600) as lease:
+            ask, waits = lease._ask, asyncio.Event()
+
+            async def refused(_):
+                lease._ask = ask
+                await waits.wait()
+                raise dlock.BadArgument('by the test')
+
+            async def sleep(_):
+                waits.set()
+                await asyncio.sleep(0)
+
+            lease._ask, lease.sleep = refused, sleep
+            first = asyncio.ensure_future(lease.renew(7200))
+            await asyncio.sleep(0)
+            await lease.renew(1800)
+            waits.set()
+            with self.assertRaises(dlock.BadArgument):
+                await first
+            self.assertLessEqual(lease.deadline, now() + 1800)
+
 
 #
 # The program's transactions
@@ -721,6 +744,34 @@ class Rest(StackTest, unittest.TestCase):
             with self.assertRaises(dlock.BadArgument):
                 lease.renew(0.09)
             self.assertEqual(lease._line.sent, sent)
+
+    def test_renew_twice(self):
+        """renew: one thread at a time, as a refusal restores the deadline"""
+        with self.locks.lease(3600) as lease:
+            ask, sent, waits = lease._ask, threading.Event(), threading.Event()
+
+            async def refused(_):
+                lease._ask = ask
+                sent.set()
+                waits.wait(TIMEOUT)
+                raise dlock.BadArgument('by the test')
+
+            def first():
+                with suppress(dlock.BadArgument):
+                    lease.renew(7200)
+
+            def sleep(_):
+                waits.set()
+                thread.join()
+
+            lease._ask, lease.sleep = refused, sleep
+            thread = threading.Thread(target=first)
+            thread.start()
+            sent.wait(TIMEOUT)
+            lease.renew(1800)
+            waits.set()
+            thread.join()
+            self.assertLessEqual(lease.deadline, now() + 1800)
 
     def test_renew_unsure(self):
         """renew: refused, after an attempt whose answer was lost"""
