@@ -32,6 +32,10 @@ FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
              'lease': 'dlock_lease_acquire'}
 
 
+class Turn(str):
+    """A state that a call can tell from an equal state of another call"""
+
+
 class Kept(Caller):
     """A lock or a lease, which may be lost; for one thread or task at a time"""
     lost: Lost
@@ -64,6 +68,18 @@ class Kept(Caller):
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
             self._pid, self._thread, self._state = pid, thread, after
+
+    async def _in_turn(self, before: str, after: str,
+                       work: Callable[[], Any]) -> Any:
+        """Works in another state.  If a signal handler raises before the work
+        has begun, restores the state."""
+        turn = Turn(after)
+        try:
+            self._turn(before, turn)
+            return await work()
+        finally:
+            if self._state is turn:
+                self._state = before
 
     def check(self) -> None:
         """Raises LockLost after a loss, and WrongState if it is not held.
@@ -157,6 +173,8 @@ class Kept(Caller):
     async def _give_back(self, statement: Statement, last: bool,
                          line: Line) -> None:
         """Releases a hold; raises LockLost if it was lost."""
+        # from here on, _in_turn() cannot restore the hold
+        self._state = 'being released'
         heart, held = self._heart, not self.lost
         if heart:
             heart.remove(self.lost, last)
@@ -273,7 +291,10 @@ class BaseLease(Kept, Generic[LockT]):
 
     @both
     async def open(self) -> int:
-        self._turn(NONE, 'asked for')
+        id: int = await self._in_turn(NONE, 'asked for', self._open)
+        return id
+
+    async def _open(self) -> int:
         try:
             # if the answer is lost, the lease has no locks, and expires
             id: int = await self._line.ask(
@@ -305,8 +326,8 @@ class BaseLease(Kept, Generic[LockT]):
                      or self._thread != threading.get_ident())):
             await settle(self.sleep(next(waiting)))
         if self._state != NONE:
-            self._turn('held', 'being released')
-            await self.through(self._close())
+            await self._in_turn('held', 'being released',
+                                lambda: self.through(self._close()))
 
     async def _close(self) -> None:
         mine = await settle(self.hold(self._free, GRACE))
@@ -430,7 +451,10 @@ class BaseLock(Kept):
     @both
     async def acquire(self) -> int:
         """Returns the fence.  A cancelled task withdraws its request."""
-        self._turn(NONE, 'asked for')
+        fence: int = await self._in_turn(NONE, 'asked for', self._acquire)
+        return fence
+
+    async def _acquire(self) -> int:
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         self._doubt = False     # of the attempt over the lease's connection
         began = now()
@@ -583,11 +607,11 @@ class BaseLock(Kept):
 
     @both
     async def release(self) -> None:
-        self._turn('held', 'being released')
         if self.scope == 'transaction':     # its end releases the lock
-            self._state = NONE
+            self._turn('held', NONE)
         else:
-            await self.through(self._release())
+            await self._in_turn('held', 'being released',
+                                lambda: self.through(self._release()))
         self._observe('held', self._since)
 
     async def _release(self) -> None:

@@ -791,6 +791,37 @@ class Rest(StackTest, unittest.TestCase):
             lease.renew()
             self.assertLessEqual(lease.deadline, now() + 1800)
 
+    def test_turn(self):
+        """a signal handler raises when a call has just got its turn"""
+        for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
+            for call, turn in (
+                    (kept.__enter__, '_turn'), (kept.renew, '_may_renew'),
+                    (lambda: kept.__exit__(None, None, None), '_turn')):
+                take = getattr(kept, turn)
+
+                def interrupted(*values):
+                    take(*values)
+                    raise InterruptedError('by the test')
+
+                with mock.patch.object(kept, turn, interrupted):
+                    with self.assertRaises(InterruptedError):
+                        call()
+                call()
+        # but when the lock is released already, it is not held again
+        with self.locks.lease(60) as lease:
+            lock, let_go = lease.lock('a'), lease._let_go
+
+            async def interrupted_late():
+                await let_go()
+                raise InterruptedError('by the test')
+
+            lock.acquire()
+            with mock.patch.object(lease, '_let_go', interrupted_late):
+                with self.assertRaises(InterruptedError):
+                    lock.release()
+            with self.assertRaises(dlock.WrongState):
+                lock.check()
+
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""
         with self.locks.lease(3600) as lease:
