@@ -11,6 +11,7 @@ class Error(Exception):
     """An error of the server, with its code, detail and hint."""
 
     kinds: dict[str, type[Error]] = {}
+    doubt = False   # may an earlier attempt have been executed?
 
     def __init_subclass__(cls, codes: str = '') -> None:
         cls.kinds.update(dict.fromkeys(codes.split(), cls))

@@ -132,6 +132,9 @@ class Line:
                 await self.close(False)
                 if now() >= end:
                     raise
+            except Error as error:
+                error.doubt = self.doubt
+                raise
             await settle(self.caller.sleep(next(waiting)))
 
     def _keep(self, value: Any) -> None:

@@ -32,6 +32,10 @@ FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
              'lease': 'dlock_lease_acquire'}
 
 
+class Turn(str):
+    """A state that a call can tell from an equal state of another call"""
+
+
 class Kept(Caller):
     """A lock or a lease, which may be lost; for one thread or task at a time"""
     lost: Lost
@@ -45,6 +49,7 @@ class Kept(Caller):
         self._state = NONE
         self._pid = os.getpid()     # a child process holds nothing
         self._mutex = threading.Lock()
+        self._renewing: object = None   # the call of renew() that has its turn
 
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
@@ -63,6 +68,18 @@ class Kept(Caller):
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
             self._pid, self._thread, self._state = pid, thread, after
+
+    async def _in_turn(self, before: str, after: str,
+                       work: Callable[[], Any]) -> Any:
+        """Works in another state.  If a signal handler raises before the work
+        has begun, restores the state."""
+        turn = Turn(after)
+        try:
+            self._turn(before, turn)
+            return await work()
+        finally:
+            if self._state is turn:
+                self._state = before
 
     def check(self) -> None:
         """Raises LockLost after a loss, and WrongState if it is not held.
@@ -95,7 +112,26 @@ class Kept(Caller):
     @both
     async def renew(self, ttl: float | None = None) -> None:
         """Renews now, in addition to the heartbeat.  A ttl replaces the
-        lease's ttl; until the server has answered, the shorter one counts."""
+        lease's ttl; until the server has answered, the shorter one counts.
+        A refusal restores the deadline, so another renewal waits."""
+        turn, until, waiting = object(), now() + GRACE, pauses()
+        try:
+            while not self._may_renew(turn):
+                self.check()
+                if now() >= until:
+                    raise ConnectionLost('another call waits for an answer')
+                await settle(self.sleep(next(waiting)))
+            await self._renew(ttl)
+        finally:
+            if self._renewing is turn:
+                self._renewing = None
+
+    def _may_renew(self, turn: object) -> bool:
+        with self._mutex:
+            self._renewing = self._renewing or turn
+            return self._renewing is turn
+
+    async def _renew(self, ttl: float | None) -> None:
         self.check()
         heart = self._heart
         if heart is None or self.ttl is None:
@@ -109,8 +145,9 @@ class Kept(Caller):
         try:
             kept, sent = await self._ask(call('dlock_renew', self._id(),
                                               ttl=delta(ttl)))
-        except (BadArgument, NotAllowed):
-            heart.changed(before, life, interval)
+        except (BadArgument, NotAllowed) as error:
+            if not error.doubt:     # otherwise the server may have this ttl
+                heart.changed(before, life, interval)
             raise
         if kept is None:
             self.lost.set('the server has ended its lease')
@@ -136,6 +173,8 @@ class Kept(Caller):
     async def _give_back(self, statement: Statement, last: bool,
                          line: Line) -> None:
         """Releases a hold; raises LockLost if it was lost."""
+        # from here on, _in_turn() cannot restore the hold
+        self._state = 'being released'
         heart, held = self._heart, not self.lost
         if heart:
             heart.remove(self.lost, last)
@@ -252,7 +291,10 @@ class BaseLease(Kept, Generic[LockT]):
 
     @both
     async def open(self) -> int:
-        self._turn(NONE, 'asked for')
+        id: int = await self._in_turn(NONE, 'asked for', self._open)
+        return id
+
+    async def _open(self) -> int:
         try:
             # if the answer is lost, the lease has no locks, and expires
             id: int = await self._line.ask(
@@ -284,8 +326,8 @@ class BaseLease(Kept, Generic[LockT]):
                      or self._thread != threading.get_ident())):
             await settle(self.sleep(next(waiting)))
         if self._state != NONE:
-            self._turn('held', 'being released')
-            await self.through(self._close())
+            await self._in_turn('held', 'being released',
+                                lambda: self.through(self._close()))
 
     async def _close(self) -> None:
         mine = await settle(self.hold(self._free, GRACE))
@@ -409,7 +451,10 @@ class BaseLock(Kept):
     @both
     async def acquire(self) -> int:
         """Returns the fence.  A cancelled task withdraws its request."""
-        self._turn(NONE, 'asked for')
+        fence: int = await self._in_turn(NONE, 'asked for', self._acquire)
+        return fence
+
+    async def _acquire(self) -> int:
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         self._doubt = False     # of the attempt over the lease's connection
         began = now()
@@ -562,11 +607,11 @@ class BaseLock(Kept):
 
     @both
     async def release(self) -> None:
-        self._turn('held', 'being released')
         if self.scope == 'transaction':     # its end releases the lock
-            self._state = NONE
+            self._turn('held', NONE)
         else:
-            await self.through(self._release())
+            await self._in_turn('held', 'being released',
+                                lambda: self.through(self._release()))
         self._observe('held', self._since)
 
     async def _release(self) -> None:

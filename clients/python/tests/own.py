@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 import unittest
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from unittest import mock
 
 import psycopg
 from psycopg.rows import dict_row
@@ -463,6 +464,29 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         with psycopg.connect('', autocommit=True) as db:
             db.execute('SELECT dlock_lease_close(lease) FROM dlock_leases')
 
+    async def test_renew_twice(self):
+        """renew: one task at a time, as a refusal restores the deadline"""
+        async with dlock.AsyncLocks('', **PATIENT).lease(3600) as lease:
+            ask, waits = lease._ask, asyncio.Event()
+
+            async def refused(_):
+                lease._ask = ask
+                await waits.wait()
+                raise dlock.BadArgument('by the test')
+
+            async def sleep(_):
+                waits.set()
+                await asyncio.sleep(0)
+
+            lease._ask, lease.sleep = refused, sleep
+            first = asyncio.ensure_future(lease.renew(7200))
+            await asyncio.sleep(0)
+            await lease.renew(1800)
+            waits.set()
+            with self.assertRaises(dlock.BadArgument):
+                await first
+            self.assertLessEqual(lease.deadline, now() + 1800)
+
 
 #
 # The program's transactions
@@ -720,6 +744,83 @@ class Rest(StackTest, unittest.TestCase):
             with self.assertRaises(dlock.BadArgument):
                 lease.renew(0.09)
             self.assertEqual(lease._line.sent, sent)
+
+    def test_renew_twice(self):
+        """renew: one thread at a time, as a refusal restores the deadline"""
+        with self.locks.lease(3600) as lease:
+            ask, sent, waits = lease._ask, threading.Event(), threading.Event()
+
+            async def refused(_):
+                lease._ask = ask
+                sent.set()
+                waits.wait(TIMEOUT)
+                raise dlock.BadArgument('by the test')
+
+            def first():
+                with suppress(dlock.BadArgument):
+                    lease.renew(7200)
+
+            def sleep(_):
+                waits.set()
+                thread.join()
+
+            lease._ask, lease.sleep = refused, sleep
+            thread = threading.Thread(target=first)
+            thread.start()
+            sent.wait(TIMEOUT)
+            lease.renew(1800)
+            waits.set()
+            thread.join()
+            self.assertLessEqual(lease.deadline, now() + 1800)
+
+    def test_renew_unsure(self):
+        """renew: refused, after an attempt whose answer was lost"""
+        with self.locks.lease(3600) as lease:
+            ask, refusal = lease.ask, dlock.BadArgument('by the test')
+
+            async def no_answer(*values):
+                lease.ask = mock.Mock(side_effect=refusal)
+                await ask(*values)
+                raise dlock.ConnectionLost('by the test')
+
+            lease.ask = no_answer
+            with self.assertRaises(dlock.BadArgument):
+                lease.renew(1800)
+            lease.ask = ask
+            self.assertLessEqual(lease.deadline, now() + 1800)
+            lease.renew()
+            self.assertLessEqual(lease.deadline, now() + 1800)
+
+    def test_turn(self):
+        """a signal handler raises when a call has just got its turn"""
+        for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
+            for call, turn in (
+                    (kept.__enter__, '_turn'), (kept.renew, '_may_renew'),
+                    (lambda: kept.__exit__(None, None, None), '_turn')):
+                take = getattr(kept, turn)
+
+                def interrupted(*values):
+                    take(*values)
+                    raise InterruptedError('by the test')
+
+                with mock.patch.object(kept, turn, interrupted):
+                    with self.assertRaises(InterruptedError):
+                        call()
+                call()
+        # but when the lock is released already, it is not held again
+        with self.locks.lease(60) as lease:
+            lock, let_go = lease.lock('a'), lease._let_go
+
+            async def interrupted_late():
+                await let_go()
+                raise InterruptedError('by the test')
+
+            lock.acquire()
+            with mock.patch.object(lease, '_let_go', interrupted_late):
+                with self.assertRaises(InterruptedError):
+                    lock.release()
+            with self.assertRaises(dlock.WrongState):
+                lock.check()
 
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""

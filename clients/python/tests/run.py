@@ -16,6 +16,7 @@ import time
 import traceback
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from unittest import mock
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -1661,13 +1662,19 @@ def release_owed():
 
 
 @row
+@mock.patch('dlock.callers.cancel', mock.Mock())
+@mock.patch('dlock.locks.cancel', mock.Mock())
 def acquire_owed():
+    # neither a cancel nor a check of the connection ends the request
+    unchecked = dsn(
+        'MAIN', options="options='-c client_connection_check_interval=1h'")
+
     def until_undone(lease):
         admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
         admin.until_renewed(lease.id)
         return not lease.lost
 
-    with dlock.Locks(MAIN, patience=0.1).lease(**KEPT) as lease:
+    with dlock.Locks(unchecked, patience=0.1).lease(**KEPT) as lease:
         lock = lease.lock('owed')
         with admin.holds('owed'):
             waiting = start(lock.acquire)
@@ -1680,7 +1687,8 @@ def acquire_owed():
         assert until_undone(lease)
 
     async def same():
-        async with dlock.AsyncLocks(MAIN, patience=0.1).lease(**KEPT) as lease:
+        hasty = dlock.AsyncLocks(unchecked, patience=0.1)
+        async with hasty.lease(**KEPT) as lease:
             with admin.holds('owed'):
                 waiting = asyncio.ensure_future(lease.lock('owed').acquire())
                 await beside(admin.until_waits, 'owed')
