@@ -22,6 +22,7 @@ export class Kept {
   heart;
   state = NONE; // or 'asked for', 'held', 'being released'
   #loss;
+  #renewing = Promise.resolve(); // until the last call of renew has ended
 
   [anew]() {
     this.heart = undefined;
@@ -73,6 +74,13 @@ export class Kept {
 
   /** Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl. */
   async renew(ttl) {
+    const turn = this.#renewing.then(() => this.#renew(ttl));
+    this.#renewing = turn.catch(() => {});
+    return turn;
+  }
+
+  // One call at a time, because a refusal restores the earlier limits
+  async #renew(ttl) {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');

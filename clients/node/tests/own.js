@@ -410,6 +410,21 @@ tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
     assert.equal(lease.heart.life, life);
   });
 
+tests['renew: a call waits for an earlier one'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
+  const answers = [];
+  lease.send = () => new Promise((...answer) => { answers.push(answer); });
+  const refused = assert.rejects(lease.renew(7_200_000), BadArgument);
+  const renewed = lease.renew(1_800_000);
+  await sleep(0);
+  assert.equal(answers.length, 1);
+  answers[0][1](new BadArgument('refused', '22023'));
+  await refused;
+  await until(() => answers.length === 2, 'the second call');
+  answers[1][0]([0, now()]);
+  await renewed;
+  assert(lease.deadline <= now() + 1_800_000);
+});
+
 tests['downgrade, setInfo and isHeld'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
   for (const lock of [lease.lock('a'), new Lock(client, 'a')]) {
     assert.equal(await lock.isHeld(), false);
