@@ -89,11 +89,18 @@ export class Kept {
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
-    let sent, kept;
+    const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
+    let sent, kept, attempts = 0;
+    const attempt = () => {
+      attempts++;
+      return statement;
+    };
     try {
-      [kept, sent] = await this.send(call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) }));
+      [kept, sent] = await this.send(attempt);
     } catch (error) {
-      if (error instanceof BadArgument || error instanceof NotAllowed) heart.changed(deadline - life, life, every);
+      const refused = error instanceof BadArgument || error instanceof NotAllowed;
+      // an earlier attempt, whose answer was lost, may have changed the ttl
+      if (refused && attempts <= 1) heart.changed(deadline - life, life, every);
       throw error;
     }
     if (kept === null) {
