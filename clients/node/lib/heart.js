@@ -4,6 +4,7 @@
 // one connection.
 
 import { setTimeout as sleep } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
 import { ask, call, cut, interval, now, pauses } from './wire.js';
@@ -16,6 +17,15 @@ const LEAST = 100;
 /** The key of the method that clears the loss; not for programs */
 export const anew = Symbol('anew');
 export const NONE = 'not held';
+
+/** Reports what a callback has thrown. emitWarning() refuses what is neither an error nor a string. */
+export function warn(failure) {
+  try {
+    process.emitWarning(failure);
+  } catch {
+    process.emitWarning(`a callback threw ${inspect(failure)}`);
+  }
+}
 
 /** A lock or a lease, which can be lost */
 export class Kept {
@@ -64,8 +74,8 @@ export class Kept {
     const tell = async () => {
       try {
         await callback(this);
-      } catch (error) {
-        process.emitWarning(error);
+      } catch (failure) {
+        warn(failure);
       }
     };
     if (this.lost.aborted) tell();

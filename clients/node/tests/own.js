@@ -371,14 +371,17 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
   });
 };
 
-tests['an observer that rejects: a warning'] = async () => {
-  let warnings = 0;
-  const warn = (warning) => { warnings += warning instanceof RangeError; };
-  process.on('warning', warn);
-  const observed = new Locks({}, { patience, observer: async () => { throw new RangeError('an expected warning'); } });
-  await observed.lock('a').run(() => {});
-  await until(() => warnings === 2, 'the warnings');
-  process.off('warning', warn);
+tests['an observer that fails, whatever it throws: a warning'] = async () => {
+  for (const [failure, expected] of [[new RangeError('expected'), 'expected'], ['expected', 'expected'],
+    [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)']])
+    for (const observer of [() => Promise.reject(failure), () => { throw failure; }]) {
+      let warnings = 0;
+      const warn = ({ message }) => { warnings += message === expected; };
+      process.on('warning', warn);
+      await new Locks({}, { patience, observer }).lock('a').run(() => {});
+      await until(() => warnings === 2, 'the warnings');
+      process.off('warning', warn);
+    }
 };
 
 tests['renew: the shorter ttl counts until the answer'] = async () => {
