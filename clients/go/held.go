@@ -158,8 +158,11 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 		h.change(least, shorter(interval, next.interval), shorter(deadline, after(least)))
 	}
 	mu.Unlock()
-	answer, sent, err := send(ctx, call("dlock_renew", sends, h.id))
-	if isA(err, BadArgument, NotAllowed) {
+	s, attempts := call("dlock_renew", sends, h.id), 0
+	s.attempts = &attempts
+	answer, sent, err := send(ctx, s)
+	// an earlier attempt, whose answer was lost, may have changed the ttl
+	if isA(err, BadArgument, NotAllowed) && attempts <= 1 {
 		mu.Lock()
 		h.change(life, interval, longer(h.deadline, deadline))
 		mu.Unlock()

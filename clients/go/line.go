@@ -64,8 +64,9 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 type statement struct {
-	sql    string
-	values [][]byte
+	sql      string
+	values   [][]byte
+	attempts *int // counts the attempts, if not nil
 }
 
 // A row has its values in text format.
@@ -238,6 +239,9 @@ func (l *line) once(ctx context.Context, s func() statement, until, end, limit t
 		}
 	}
 	what := s()
+	if what.attempts != nil {
+		*what.attempts++
+	}
 	l.sent = Now()
 	until = shorter(until, later(l.sent, limit))
 	if l.given {

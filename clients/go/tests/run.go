@@ -1892,6 +1892,25 @@ var own = []row{
 		}))
 	}},
 
+	// A renewal whose answer is lost may have changed the ttl, although the server refuses the repetition.
+	{"renew_in_doubt", func() {
+		var renewals atomic.Int64
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_renew($1, ttl")) && renewals.Add(1) == 1 {
+				admin.ask("ALTER ROLE app SET dlock.max_ttl = '1min'")
+				return errBoom
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		defer admin.ask("ALTER ROLE app RESET dlock.max_ttl")
+		must(lease.Do(ctx, func(context.Context) error {
+			raises(dlock.BadArgument, "22023", lease.Renew(ctx, long/2))
+			check(renewals.Load() == 2, "one attempt was lost")
+			check(lease.Deadline() <= dlock.Now()+long/2, "deadline")
+			return nil
+		}))
+	}},
+
 	// Enqueue learns of its grant without a notification.
 	{"enqueue_deaf", func() {
 		tickets := over(func(config *pgx.ConnConfig) {

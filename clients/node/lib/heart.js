@@ -4,6 +4,7 @@
 // one connection.
 
 import { setTimeout as sleep } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
 import { ask, call, cut, interval, now, pauses } from './wire.js';
@@ -17,11 +18,21 @@ const LEAST = 100;
 export const anew = Symbol('anew');
 export const NONE = 'not held';
 
+/** Reports what a callback has thrown. emitWarning() refuses what is neither an error nor a string. */
+export function warn(failure) {
+  try {
+    process.emitWarning(failure);
+  } catch {
+    process.emitWarning(`a callback threw ${inspect(failure)}`);
+  }
+}
+
 /** A lock or a lease, which can be lost */
 export class Kept {
   heart;
   state = NONE; // or 'asked for', 'held', 'being released'
   #loss;
+  #renewing = Promise.resolve(); // until the last call of renew has ended
 
   [anew]() {
     this.heart = undefined;
@@ -63,8 +74,8 @@ export class Kept {
     const tell = async () => {
       try {
         await callback(this);
-      } catch (error) {
-        process.emitWarning(error);
+      } catch (failure) {
+        warn(failure);
       }
     };
     if (this.lost.aborted) tell();
@@ -73,6 +84,13 @@ export class Kept {
 
   /** Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl. */
   async renew(ttl) {
+    const turn = this.#renewing.then(() => this.#renew(ttl));
+    this.#renewing = turn.catch(() => {});
+    return turn;
+  }
+
+  // One call at a time, because a refusal restores the earlier limits
+  async #renew(ttl) {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
@@ -81,11 +99,18 @@ export class Kept {
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
-    let sent, kept;
+    const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
+    let sent, kept, attempts = 0;
+    const attempt = () => {
+      attempts++;
+      return statement;
+    };
     try {
-      [kept, sent] = await this.send(call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) }));
+      [kept, sent] = await this.send(attempt);
     } catch (error) {
-      if (error instanceof BadArgument || error instanceof NotAllowed) heart.changed(deadline - life, life, every);
+      const refused = error instanceof BadArgument || error instanceof NotAllowed;
+      // an earlier attempt, whose answer was lost, may have changed the ttl
+      if (refused && attempts <= 1) heart.changed(deadline - life, life, every);
       throw error;
     }
     if (kept === null) {

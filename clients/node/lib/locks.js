@@ -7,7 +7,7 @@ import {
   cancelled, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
-import { Heart, Kept, NONE, TAKE_BACK, TAKE_BACK_OF_LEASE, anew } from './heart.js';
+import { Heart, Kept, NONE, TAKE_BACK, TAKE_BACK_OF_LEASE, anew, warn } from './heart.js';
 import { isSource } from './source.js';
 import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
@@ -367,9 +367,9 @@ export class Lock extends Kept {
     const { observer, name, scope } = this;
     try {
       const told = observer?.({ what, name, scope, ms: now() - since, error });
-      Promise.resolve(told).catch((failure) => process.emitWarning(failure));
+      Promise.resolve(told).catch(warn);
     } catch (failure) {
-      process.emitWarning(failure);
+      warn(failure);
     }
   }
 

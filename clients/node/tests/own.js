@@ -71,6 +71,19 @@ async function look(pool) {
   }
 }
 
+// Locks over connections that call a function after each answer to a statement with this text
+const passing = (text, pass) => new Locks(async () => {
+  const connection = new pg.Client();
+  await connection.connect();
+  const query = connection.query.bind(connection);
+  connection.query = async (statement) => {
+    const result = await query(statement);
+    if (statement.text?.includes(text)) await pass();
+    return result;
+  };
+  return connection;
+}, { patience });
+
 const tests = {};
 
 //
@@ -349,18 +362,7 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
     await lease.lock('b').acquire();
     refuse();
   }];
-  const losing = new Locks(async () => {
-    const connection = new pg.Client();
-    await connection.connect();
-    const query = connection.query.bind(connection);
-    connection.query = async (statement) => {
-      const result = await query(statement);
-      if (statement.text?.includes('dlock_lease_acquire')) await answers.shift()?.();
-      return result;
-    };
-    return connection;
-  }, { patience });
-  lease = losing.lease(KEPT);
+  lease = passing('dlock_lease_acquire', () => answers.shift()?.()).lease(KEPT);
   await lease.run(async () => {
     await assert.rejects(lease.lock('a').acquire(), LockTimeout);
     assert.equal(answers.length, 0);
@@ -369,14 +371,17 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
   });
 };
 
-tests['an observer that rejects: a warning'] = async () => {
-  let warnings = 0;
-  const warn = (warning) => { warnings += warning instanceof RangeError; };
-  process.on('warning', warn);
-  const observed = new Locks({}, { patience, observer: async () => { throw new RangeError('an expected warning'); } });
-  await observed.lock('a').run(() => {});
-  await until(() => warnings === 2, 'the warnings');
-  process.off('warning', warn);
+tests['an observer that fails, whatever it throws: a warning'] = async () => {
+  for (const [failure, expected] of [[new RangeError('expected'), 'expected'], ['expected', 'expected'],
+    [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)']])
+    for (const observer of [() => Promise.reject(failure), () => { throw failure; }]) {
+      let warnings = 0;
+      const warn = ({ message }) => { warnings += message === expected; };
+      process.on('warning', warn);
+      await new Locks({}, { patience, observer }).lock('a').run(() => {});
+      await until(() => warnings === 2, 'the warnings');
+      process.off('warning', warn);
+    }
 };
 
 tests['renew: the shorter ttl counts until the answer'] = async () => {
@@ -409,6 +414,31 @@ tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
     assert(Math.abs(lease.deadline - deadline) < 1);
     assert.equal(lease.heart.life, life);
   });
+
+tests['renew: a refusal restores nothing after a lost answer'] = () => {
+  const errors = [new ConnectionLost('no answer'), new BadArgument('refused', '22023')];
+  const losing = passing('dlock_renew($1', () => { throw errors.shift(); });
+  return losing.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    await assert.rejects(lease.renew(1_800_000), BadArgument);
+    assert.equal(errors.length, 0);
+    assert(lease.deadline <= now() + 1_800_000);
+  });
+};
+
+tests['renew: a call waits for an earlier one'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
+  const answers = [];
+  lease.send = () => new Promise((...answer) => { answers.push(answer); });
+  const refused = assert.rejects(lease.renew(7_200_000), BadArgument);
+  const renewed = lease.renew(1_800_000);
+  await sleep(0);
+  assert.equal(answers.length, 1);
+  answers[0][1](new BadArgument('refused', '22023'));
+  await refused;
+  await until(() => answers.length === 2, 'the second call');
+  answers[1][0]([0, now()]);
+  await renewed;
+  assert(lease.deadline <= now() + 1_800_000);
+});
 
 tests['downgrade, setInfo and isHeld'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
   for (const lock of [lease.lock('a'), new Lock(client, 'a')]) {

@@ -1068,7 +1068,14 @@ rows.release_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(asy
   await lease.lock('owed', { timeout: 0 }).run(() => {});
 });
 
-rows.acquire_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(async (lease) => {
+// Neither a cancel nor a check ends a request over such a connection.
+async function stubborn() {
+  const client = new pg.Client(url('MAIN', 'app', '?options=-c%20client_connection_check_interval=1h'));
+  await client.connect();
+  return Object.assign(client, { port: 1 }); // only cancels use it now
+}
+
+rows.acquire_owed = () => new Locks(stubborn, { patience: 100 }).lease(KEPT).run(async (lease) => {
   await admin.holds('owed', async () => {
     const stop = new AbortController();
     const waiting = raises(Cancelled, '57014', () => lease.lock('owed').acquire({ signal: stop.signal }));

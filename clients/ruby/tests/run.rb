@@ -264,6 +264,21 @@ row :renew_refused do
   end
 end
 
+# A renewal whose answer is lost may have changed the ttl, although the server refuses the repetition.
+row :renew_in_doubt do
+  lease.synchronize do |lease|
+    errors = [Dlock::ConnectionLost.new('no answer'), Dlock::BadArgument.new('refused', '22023')]
+    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      raise errors.shift unless errors.empty?
+
+      super(*values)
+    end
+    raises(Dlock::BadArgument, '22023') { lease.renew(1800) }
+    expect(errors.empty?)
+    expect(lease.deadline <= Dlock.now + 1800)
+  end
+end
+
 # One renewal waits for the other, until an exception ends that one.
 row :renew_alone do
   lease.synchronize do |lease|

@@ -109,10 +109,13 @@ module Dlock
 
       life, interval, before = heart.life, heart.interval, heart.deadline
       heart.change(ttl, @interval * ttl / @ttl) if ttl
+      statement = Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl))
+      attempts = 0
       begin
-        kept, sent = send_held(Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl)))
+        kept, sent = send_held(-> { statement.tap { attempts += 1 } })
       rescue BadArgument, NotAllowed
-        heart.changed(before - life, life, interval, heart.due)
+        # an earlier attempt, whose answer was lost, may have changed the ttl
+        heart.changed(before - life, life, interval, heart.due) if attempts <= 1
         raise
       end
       lose('the server has ended its lease') unless kept
