@@ -101,7 +101,9 @@ class Line:
         within the limit, retries over a new one, until that time, or until the
         patience with an unreachable server ends.  Without a limit, it uses a
         connection until that breaks."""
-        self.doubt, self.late = False, None
+        # a variable, because another call over this line resets the attribute
+        doubt = self.doubt = False
+        self.late = None
         longest = float('inf') if limit is None else limit
         end = min(until, now() + self.patience)
         waiting = pauses()
@@ -121,19 +123,19 @@ class Line:
             except QuorumLate:
                 if self.fixed or until == float('inf') or now() >= until:
                     raise
-                self.doubt = True
+                doubt = self.doubt = True
             except (ConnectionLost, NotPrimary):
                 if self.fixed:
                     raise
                 if self.connection is not None:
-                    self.doubt = True
+                    doubt = self.doubt = True
                     if limit is None:
                         end = min(until, now() + self.patience)
                 await self.close(False)
                 if now() >= end:
                     raise
             except Error as error:
-                error.doubt = self.doubt
+                error.doubt = doubt
                 raise
             await settle(self.caller.sleep(next(waiting)))
 

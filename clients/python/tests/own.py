@@ -778,8 +778,12 @@ class Rest(StackTest, unittest.TestCase):
         with self.locks.lease(3600) as lease:
             ask, refusal = lease.ask, dlock.BadArgument('by the test')
 
+            async def refused(*_):
+                lease._line.doubt = False       # by another call
+                raise refusal
+
             async def no_answer(*values):
-                lease.ask = mock.Mock(side_effect=refusal)
+                lease.ask = refused
                 await ask(*values)
                 raise dlock.ConnectionLost('by the test')
 
