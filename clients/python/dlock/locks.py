@@ -49,7 +49,7 @@ class Kept(Caller):
         self._state = NONE
         self._pid = os.getpid()     # a child process holds nothing
         self._mutex = threading.Lock()
-        self._renewing: object = None   # the call of renew() that has its turn
+        self._renewals: list[object] = []   # calls of renew(); the first works
 
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
@@ -114,22 +114,18 @@ class Kept(Caller):
         """Renews now, in addition to the heartbeat.  A ttl replaces the
         lease's ttl; until the server has answered, the shorter one counts.
         A refusal restores the deadline, so another renewal waits."""
-        turn, until, waiting = object(), now() + GRACE, pauses()
+        turn, until, waiting = object(), now() + GRACE, pauses(0.1)
         try:
-            while not self._may_renew(turn):
+            self._renewals.append(turn)
+            while self._renewals[0] is not turn:
                 self.check()
                 if now() >= until:
                     raise ConnectionLost('another call waits for an answer')
                 await settle(self.sleep(next(waiting)))
             await self._renew(ttl)
         finally:
-            if self._renewing is turn:
-                self._renewing = None
-
-    def _may_renew(self, turn: object) -> bool:
-        with self._mutex:
-            self._renewing = self._renewing or turn
-            return self._renewing is turn
+            if turn in self._renewals:
+                self._renewals.remove(turn)
 
     async def _renew(self, ttl: float | None) -> None:
         self.check()

@@ -5,6 +5,7 @@ test/t/client_python_own.pl starts this, with a server in the environment.
 """
 
 import asyncio
+import inspect
 import itertools
 import logging
 import os
@@ -97,6 +98,22 @@ def interrupted_when(condition, *arguments):
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def interrupted(holder, name):
+    """A signal handler raises at the end of a method."""
+    work = getattr(holder, name)
+
+    def interrupt(*values):
+        work(*values)
+        raise InterruptedError('by the test')
+
+    async def wait(*values):
+        await work(*values)
+        raise InterruptedError('by the test')
+
+    return mock.patch.object(
+        holder, name, wait if inspect.iscoroutinefunction(work) else interrupt)
 
 
 @unittest.skipUnless(psycopg_pool, 'psycopg_pool is not installed')
@@ -487,6 +504,30 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
                 await first
             self.assertLessEqual(lease.deadline, now() + 1800)
 
+    async def test_renew_in_order(self):
+        """renew: the call that has waited longest is next"""
+        async with dlock.AsyncLocks('', **PATIENT).lease(3600) as lease:
+            earlier, waits, order = object(), asyncio.Event(), []
+
+            async def sleep(_):
+                if asyncio.current_task() is tasks[0]:
+                    await waits.wait()
+                await asyncio.sleep(0)
+
+            async def renew(ttl):
+                order.append(ttl)
+
+            lease.sleep, lease._renew = sleep, renew
+            lease._renewals.append(earlier)
+            tasks = [asyncio.ensure_future(lease.renew(ttl))
+                     for ttl in (1800, 900)]
+            await asyncio.sleep(0)
+            lease._renewals.remove(earlier)
+            for _ in range(9):
+                await asyncio.sleep(0)
+            waits.set()
+            await asyncio.gather(*tasks)
+            self.assertEqual(order, [1800, 900])
 
 #
 # The program's transactions
@@ -797,34 +838,22 @@ class Rest(StackTest, unittest.TestCase):
 
     def test_turn(self):
         """a signal handler raises when a call has just got its turn"""
-        for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
-            for call, turn in (
-                    (kept.__enter__, '_turn'), (kept.renew, '_may_renew'),
-                    (lambda: kept.__exit__(None, None, None), '_turn')):
-                take = getattr(kept, turn)
-
-                def interrupted(*values):
-                    take(*values)
-                    raise InterruptedError('by the test')
-
-                with mock.patch.object(kept, turn, interrupted):
-                    with self.assertRaises(InterruptedError):
-                        call()
-                call()
-        # but when the lock is released already, it is not held again
-        with self.locks.lease(60) as lease:
-            lock, let_go = lease.lock('a'), lease._let_go
-
-            async def interrupted_late():
-                await let_go()
+        class Interrupted(list):
+            def append(self, turn):
+                super().append(turn)
                 raise InterruptedError('by the test')
 
-            lock.acquire()
-            with mock.patch.object(lease, '_let_go', interrupted_late):
-                with self.assertRaises(InterruptedError):
-                    lock.release()
-            with self.assertRaises(dlock.WrongState):
-                lock.check()
+        for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
+            turns = Interrupted()
+            for call, patch in (
+                    (kept.__enter__, interrupted(kept, '_turn')),
+                    (kept.renew, mock.patch.object(kept, '_renewals', turns)),
+                    (lambda: kept.__exit__(None, None, None),
+                     interrupted(kept, '_turn'))):
+                with patch, self.assertRaises(InterruptedError):
+                    call()
+                call()
+            self.assertEqual(turns, [])
 
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""
