@@ -73,6 +73,10 @@ def cut_at(connection: Any, until: float) -> Iterator[None]:
         timer.join()
 
 
+# A child process must not close its parent's connections
+_inherited: list[Loan] = []
+
+
 class Line:
     """A connection that is made, or taken from the program's pool, when it is
     needed, and again after a failure.  The program's own connection is never
@@ -149,6 +153,12 @@ class Line:
         if self.opened:
             with cut_at(self.connection, now() + GRACE):
                 await self.opened()
+
+    def forked(self) -> None:
+        """Lets a child process connect anew."""
+        if self.loan:
+            _inherited.append(self.loan)
+        self.loan, self.connection = None, self.given
 
     @property
     def pooled(self) -> bool:

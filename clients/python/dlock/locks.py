@@ -63,11 +63,11 @@ class Kept(Caller):
 
     def _turn(self, before: str, after: str) -> None:
         self._look()
-        pid, thread = os.getpid(), threading.get_ident()
+        thread = threading.get_ident()
         with self._mutex:
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
-            self._pid, self._thread, self._state = pid, thread, after
+            self._thread, self._state = thread, after
 
     async def _in_turn(self, before: str, after: str,
                        work: Callable[[], Any]) -> Any:
@@ -96,8 +96,16 @@ class Kept(Caller):
     def _look(self) -> None:
         if self._heart:
             self._heart.look()
-        if self._state == 'held' and self._pid != os.getpid():
-            self._state = NONE
+        if self._pid != os.getpid():
+            self._forked()
+
+    def _forked(self) -> None:
+        """Forgets the work of the parent process."""
+        held = self._state == 'held'
+        self._line.forked()
+        self._mutex, self._renewals = threading.Lock(), []
+        self._state, self._pid = NONE, os.getpid()
+        if held:
             self.lost.set('the parent process has it')
 
     async def _ask(self, statement: Statement) -> tuple[Any, float]:
@@ -210,6 +218,10 @@ class BaseLease(Kept, Generic[LockT]):
 
     def _id(self) -> int | None:
         return self.id
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._free, self._all = self.new_mutex(), set()
 
     def lock(self, name: str, *, timeout: float | None = None,
              shared: bool | None = None, slots: int | None = None,

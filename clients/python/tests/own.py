@@ -855,6 +855,32 @@ class Rest(StackTest, unittest.TestCase):
                 call()
             self.assertEqual(turns, [])
 
+    def test_fork(self):
+        """a child process uses its own connections, and nobody's turn"""
+        with self.locks.lock('a', timeout=0) as lock, \
+                self.locks.lease(3600) as lease:
+            connection = lease._line.connection
+            # of other threads, which the child does not have
+            lease._free.acquire()
+            lease._renewals.append(object())
+            child = os.fork()
+            if not child:
+                try:
+                    with self.assertRaises(dlock.LockTimeout):
+                        lock.acquire()
+                    with lease, lease.lock('b'):
+                        lease.renew()
+                        self.assertIsNot(lease._line.connection, connection)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            status = os.waitpid(child, 0)[1]
+            lease._free.release()
+            lease._renewals.clear()
+            self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+            self.assertTrue(lock.is_held())
+            lease.renew()
+
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""
         with self.locks.lease(3600) as lease:
