@@ -71,8 +71,8 @@ class Kept(Caller):
 
     async def _in_turn(self, before: str, after: str,
                        work: Callable[[], Any]) -> Any:
-        """Works in another state.  If a signal handler raises before the work
-        has begun, restores the state."""
+        """Works in another state, and restores the state, unless the work has
+        written one as its last act."""
         turn = Turn(after)
         try:
             self._turn(before, turn)
@@ -177,8 +177,6 @@ class Kept(Caller):
     async def _give_back(self, statement: Statement, last: bool,
                          line: Line) -> None:
         """Releases a hold; raises LockLost if it was lost."""
-        # from here on, _in_turn() cannot restore the hold
-        self._state = 'being released'
         heart, held = self._heart, not self.lost
         if heart:
             heart.remove(self.lost, last)
@@ -318,7 +316,6 @@ class BaseLease(Kept, Generic[LockT]):
                 if self._heart:
                     self._heart.remove(self.lost, True)
             finally:
-                self._state = NONE
                 await self._line.close()
             raise
         return id
@@ -338,17 +335,23 @@ class BaseLease(Kept, Generic[LockT]):
                                 lambda: self.through(self._close()))
 
     async def _close(self) -> None:
-        mine = await settle(self.hold(self._free, GRACE))
-        line = self._line if mine else self.locks.line(self, self.near)
+        line, mine = self.locks.line(self, self.near), False
         try:
+            mine = await settle(self.hold(self._free, GRACE))
+            if mine:
+                line = self._line
             await self._give_back(
                 call('dlock_lease_close', self.id), True, line)
         finally:
-            self._state = NONE
-            self._all.clear()
-            await line.close()
-            if mine:
-                self._free.release()
+            try:
+                if self._heart:
+                    self._heart.remove(self.lost, True)
+                self._all.clear()
+                await line.close()
+            finally:
+                self._state = NONE
+                if mine:
+                    self._free.release()
 
     _enter, _end = open.function, close.function
 
@@ -468,15 +471,14 @@ class BaseLock(Kept):
         began = now()
         try:
             fence = await self._take()
+            self._observe_hold(began)
+            self._state = 'held'
         except BaseException as error:
             try:
                 await self.through(self._undo(error))
             finally:
-                self._state = NONE
                 self._observe('failed', began, error)
             raise
-        self._state = 'held'
-        self._observe_hold(began)
         return fence
 
     def _observe(self, what: str, since: float,
@@ -624,7 +626,9 @@ class BaseLock(Kept):
 
     async def _release(self) -> None:
         """Releases, over the connection of a Lease if there is one.  If that
-        fails, the heartbeat of the Lease repeats the release."""
+        fails, the heartbeat of the Lease repeats the release.  If a
+        release over the program's own connection is interrupted, closes the
+        connection."""
         lease, heart, mine = self._lease, self._heart, False
         try:
             if lease:
@@ -634,17 +638,23 @@ class BaseLock(Kept):
                 lease._line if lease and mine else self._line)
         except LockLost:
             raise
-        except BaseException:
+        except BaseException as error:
             if lease and heart:
                 heart.owe(self._request())
+            elif self._line.given and not isinstance(error, Error):
+                await settle(self._line.connection.close())
             raise
         finally:
-            if lease and mine:
-                await lease._let_go()
-            if lease and self._asked is None:
-                lease._all.discard(self.name)
-            self._state = NONE
-            await self._line.close()
+            try:
+                if heart:
+                    heart.remove(self.lost, not lease)
+                if lease and self._asked is None:
+                    lease._all.discard(self.name)
+                if lease and mine:
+                    await lease._let_go()
+                await self._line.close()
+            finally:
+                self._state = NONE
 
     @both
     async def guard(self, connection: Any) -> None:

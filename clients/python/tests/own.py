@@ -13,13 +13,14 @@ import signal
 import sys
 import threading
 import unittest
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from unittest import mock
 
 import psycopg
 from psycopg.rows import dict_row
 from python_stack import (
-    TIMEOUT, Holder, StackTest, admin, has_waiter, is_free, main, until)
+    TIMEOUT, Holder, StackTest, admin, has_waiter, is_free, main, until,
+    until_free)
 
 import dlock
 from dlock.lines import now
@@ -114,6 +115,12 @@ def interrupted(holder, name):
 
     return mock.patch.object(
         holder, name, wait if inspect.iscoroutinefunction(work) else interrupt)
+
+
+def unbegun(kept):
+    """A signal handler raises before anything is released."""
+    return mock.patch.object(
+        kept, '_give_back', side_effect=InterruptedError('by the test'))
 
 
 @unittest.skipUnless(psycopg_pool, 'psycopg_pool is not installed')
@@ -529,6 +536,24 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
             await asyncio.gather(*tasks)
             self.assertEqual(order, [1800, 900])
 
+    async def test_close_cancelled(self):
+        """close, cancelled while another call uses the lease's connection"""
+        lease = dlock.AsyncLocks('', **PATIENT).lease(3600)
+        await lease.open()
+        async with lease._free:
+            task = asyncio.ensure_future(lease.close())
+            while lease._state == 'held':
+                await asyncio.sleep(0)
+            task.cancel()
+            with mock.patch('dlock.callers.UNDO', 0.01):
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+        self.assertTrue(lease._heart.over)
+        admin(f'SELECT dlock_force_close({lease.id})')
+        async with lease:
+            lease.check()
+
+
 #
 # The program's transactions
 #
@@ -854,6 +879,75 @@ class Rest(StackTest, unittest.TestCase):
                     call()
                 call()
             self.assertEqual(turns, [])
+
+    def test_acquire_interrupted(self):
+        """a signal handler raises when the server has granted the lock"""
+        with psycopg.connect('', autocommit=True) as db, \
+                self.locks.lease(60) as lease:
+            for lock in (self.locks.lock('a'), self.locks.lock('a', ttl=60),
+                         lease.lock('a'), dlock.Lock(db, 'a')):
+                with interrupted(lock, '_observe_hold'):
+                    with self.assertRaises(InterruptedError):
+                        lock.acquire()
+                until_free('a')
+                with lock:
+                    lock.check()
+
+    def test_release_interrupted(self):
+        """signal handlers raise in a release, of a lock of a lease"""
+        with self.locks.lease(60) as lease:
+            lock, heart = lease.lock('a'), lease._heart
+            for patches in (
+                    [interrupted(lease, '_let_go')],
+                    [unbegun(lock), interrupted(heart, 'owe')],
+                    [unbegun(lock), interrupted(lock._line, 'close')]):
+                lock.acquire()
+                with ExitStack() as patched:
+                    for patch in patches:
+                        patched.enter_context(patch)
+                    with self.assertRaises(InterruptedError):
+                        lock.release()
+                self.assertNotIn(lock.lost, heart.members)
+                until(lambda: not heart.owed)
+                self.assertTrue(is_free('a'))
+            with lock:
+                lock.check()
+
+    def test_unbegun(self):
+        """a signal handler raises before the release is sent"""
+        db = psycopg.connect('', autocommit=True)
+        for kept in (self.locks.lock('a', ttl=60), self.locks.lease(60),
+                     self.locks.lock('a'), dlock.Lock(db, 'a')):
+            kept.__enter__()
+            with unbegun(kept), self.assertRaises(InterruptedError):
+                kept.__exit__(None, None, None)
+            self.assertEqual(kept._state, 'not held')
+            if kept.ttl:
+                admin(f'SELECT dlock_force_close({kept._id()})')
+                self.assertTrue(kept._heart.over)
+            else:
+                self.assertTrue(kept._line.connection is None or db.closed)
+            until_free('a')
+
+    def test_closing(self):
+        """until its connection is closed, the object cannot be used"""
+        for kept in self.locks.lock('a', timeout=0), self.locks.lease(60):
+            close, states = kept._line.close, []
+
+            async def closing(*values):
+                states.append(kept._state)
+                await close(*values)
+
+            kept._line.close = closing
+            with kept:
+                pass
+            self.assertEqual(states, ['being released'])
+            states.clear()
+            with mock.patch.object(
+                    kept._line, 'ask', side_effect=dlock.LockTimeout('')):
+                with self.assertRaises(dlock.LockTimeout):
+                    kept.__enter__()
+            self.assertEqual(set(states), {'asked for'})
 
     def test_fork(self):
         """a child process uses its own connections, and nobody's turn"""
