@@ -412,8 +412,9 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 # that makes the ticket and returns a function that ends it.
 my ($other_holder, $delayed);
 
-# The lease has run out, and its delay is over: the lock stays closed to shared
-# requests, even if another session holds it shared, and to small ones.
+# The lease has run out, and its delay is over for this lock, but not for another
+# one: the lock stays closed to shared requests, even if another session holds
+# it shared, and to small ones.
 $delayed = sub {
 	my ($mode) = @_;
 	my $keeper = session($node);
@@ -421,6 +422,7 @@ $delayed = sub {
 		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
 	my $fence = $keeper->query("SELECT dlock_lease_acquire('leased', $lease$mode)");
 
+	$keeper->query("SELECT dlock_lease_acquire('kept', $lease)");
 	return sub {
 		$keeper->quit;
 		$admin->wait_for("SELECT NOT dlock_check('leased', $fence)");
@@ -482,6 +484,8 @@ foreach (
 		is($other->answer, '', "worker, $what: the other session goes on");
 		$other->query('ROLLBACK');
 		$other_holder->query('SELECT dlock_release_all()');
+		$admin->query("SELECT dlock_force_release(ticket) FROM dlock_locks
+			WHERE name = 'kept'");
 	};
 
 	$begin->();
