@@ -100,17 +100,13 @@ export class Kept {
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
     const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
-    let sent, kept, attempts = 0;
-    const attempt = () => {
-      attempts++;
-      return statement;
-    };
+    let sent, kept;
     try {
-      [kept, sent] = await this.send(attempt);
+      [kept, sent] = await this.send(statement);
     } catch (error) {
       const refused = error instanceof BadArgument || error instanceof NotAllowed;
       // an earlier attempt, whose answer was lost, may have changed the ttl
-      if (refused && attempts <= 1) heart.changed(deadline - life, life, every);
+      if (refused && !error.doubt) heart.changed(deadline - life, life, every);
       throw error;
     }
     if (kept === null) {

@@ -8,7 +8,9 @@ import pg from 'pg';
 import postgres from 'postgres';
 import { DataSource } from 'typeorm';
 import { QueryTypes, Sequelize } from 'sequelize';
-import { BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, WrongState, now } from 'dlock-client';
+import {
+  BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
+} from 'dlock-client';
 
 const TIMEOUT = Number(process.env.PG_TEST_TIMEOUT_DEFAULT) * 1000;
 const KEPT = { ttl: 3_600_000, interval: 200 };
@@ -71,8 +73,10 @@ async function look(pool) {
   }
 }
 
-// Locks over connections that call a function after each answer to a statement with this text
-const passing = (text, pass) => new Locks(async () => {
+// Locks over connections that call a function after each answer to a statement with this text, and one before they
+// connect
+const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
+  connecting();
   const connection = new pg.Client();
   await connection.connect();
   const query = connection.query.bind(connection);
@@ -421,6 +425,19 @@ tests['renew: a refusal restores nothing after a lost answer'] = () => {
   return losing.lease({ ttl: 3_600_000 }).run(async (lease) => {
     await assert.rejects(lease.renew(1_800_000), BadArgument);
     assert.equal(errors.length, 0);
+    assert(lease.deadline <= now() + 1_800_000);
+  });
+};
+
+tests['renew: nor does a refused reconnection'] = () => {
+  let connections = 0;
+  const losing = passing('dlock_renew($1', () => { throw new ConnectionLost('no answer'); }, () => {
+    connections++;
+    if (connections === 2) throw new NotAllowed('refused', '42501');
+  });
+  return losing.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    await assert.rejects(lease.renew(1_800_000), NotAllowed);
+    assert.equal(connections, 2);
     assert(lease.deadline <= now() + 1_800_000);
   });
 };

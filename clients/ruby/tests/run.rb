@@ -279,6 +279,28 @@ row :renew_in_doubt do
   end
 end
 
+# The same if the source refuses the next connection.
+row :renew_reconnect_refused do
+  connections = 0
+  source = lambda do
+    connections += 1
+    raise Dlock::NotAllowed.new('refused', '42501') if connections == 2
+
+    ''
+  end
+  Dlock::Locks.new(source).lease(3600).synchronize do |lease|
+    errors = [Dlock::ConnectionLost.new('no answer')]
+    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      raise errors.shift unless errors.empty?
+
+      super(*values)
+    end
+    raises(Dlock::NotAllowed, '42501') { lease.renew(1800) }
+    expect(connections, 2)
+    expect(lease.deadline <= Dlock.now + 1800)
+  end
+end
+
 # One renewal waits for the other, until an exception ends that one.
 row :renew_alone do
   lease.synchronize do |lease|
