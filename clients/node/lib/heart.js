@@ -94,7 +94,8 @@ export class Kept {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
-    if (ttl !== undefined && !(ttl >= LEAST)) throw new BadArgument(`a ttl is at least ${LEAST} ms`, '22023');
+    if (ttl !== undefined && !(Number.isFinite(ttl) && ttl >= LEAST))
+      throw new BadArgument(`a ttl is at least ${LEAST} ms, and finite`, '22023');
     const { life, interval: every, deadline } = heart;
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };

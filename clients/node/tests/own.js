@@ -413,7 +413,7 @@ tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
     lease.send = async () => { throw new BadArgument('refused', '22023'); };
     await assert.rejects(lease.renew(1_800_000), BadArgument);
     lease.send = () => assert.fail('the client refuses it');
-    await assert.rejects(lease.renew(99), BadArgument);
+    for (const ttl of [99, NaN, Infinity, '1800000']) await assert.rejects(lease.renew(ttl), BadArgument);
     delete lease.send;
     assert(Math.abs(lease.deadline - deadline) < 1);
     assert.equal(lease.heart.life, life);
@@ -440,6 +440,13 @@ tests['renew: nor does a refused reconnection'] = () => {
     assert.equal(connections, 2);
     assert(lease.deadline <= now() + 1_800_000);
   });
+};
+
+tests['a ttl that is not finite is refused'] = () => {
+  for (const ttl of [NaN, Infinity, '60000'])
+    for (const request of [() => locks.lock('a', { ttl, interval: 10, margin: 1 }),
+      () => locks.lease({ ttl, interval: 10, margin: 1 })])
+      assert.throws(request, BadArgument);
 };
 
 tests['renew: a call waits for an earlier one'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
