@@ -23,7 +23,13 @@ export function warn(failure) {
   try {
     process.emitWarning(failure);
   } catch {
-    process.emitWarning(`a callback threw ${inspect(failure)}`);
+    let what = 'a value that cannot be shown';
+    try {
+      what = inspect(failure);
+    } catch {
+      // a hostile value
+    }
+    process.emitWarning(`a callback threw ${what}`);
   }
 }
 

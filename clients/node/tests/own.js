@@ -3,6 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import Knex from 'knex';
 import pg from 'pg';
 import postgres from 'postgres';
@@ -377,7 +378,8 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
 
 tests['an observer that fails, whatever it throws: a warning'] = async () => {
   for (const [failure, expected] of [[new RangeError('expected'), 'expected'], ['expected', 'expected'],
-    [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)']])
+    [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)'],
+    [{ [inspect.custom]() { throw new Error(); } }, 'a callback threw a value that cannot be shown']])
     for (const observer of [() => Promise.reject(failure), () => { throw failure; }]) {
       let warnings = 0;
       const warn = ({ message }) => { warnings += message === expected; };
