@@ -107,6 +107,7 @@ export class Kept {
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
     const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
+    const loss = this.#loss; // of this hold: the answer may come after the next acquire
     let sent, kept;
     try {
       [kept, sent] = await this.send(statement);
@@ -117,14 +118,14 @@ export class Kept {
       throw error;
     }
     if (kept === null) {
-      this.lose('the server has ended its lease');
-      this.checkLost();
+      this.lose('the server has ended its lease', loss);
+      throw loss.signal.reason;
     }
     if (ttl === undefined) {
       heart.changed(sent, life, every);
       return;
     }
-    Object.assign(this, { ttl, rhythm });
+    if (this.heart === heart) Object.assign(this, { ttl, rhythm });
     heart.changed(sent, ttl - rhythm.margin, rhythm.interval);
   }
 
@@ -142,8 +143,8 @@ export class Kept {
     this.checkLost();
   }
 
-  lose(why) {
-    this.#loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
+  lose(why, loss = this.#loss) {
+    loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
   }
 }
 

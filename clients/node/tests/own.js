@@ -444,6 +444,24 @@ tests['renew: nor does a refused reconnection'] = () => {
   });
 };
 
+tests['renew: an answer for an earlier hold does not concern the next one'] = async () => {
+  const lock = locks.lock('a', { ttl: 3_600_000 });
+  for (const kept of [null, 0]) {
+    await lock.acquire();
+    let answer;
+    lock.send = () => new Promise((answered) => { answer = answered; });
+    const renewed = lock.renew(1_800_000);
+    await sleep(0);
+    await lock.release();
+    await lock.acquire();
+    answer([kept, now()]);
+    await (kept === null ? assert.rejects(renewed, LockLost) : renewed);
+    lock.check();
+    assert.equal(lock.ttl, 3_600_000);
+    await lock.release();
+  }
+};
+
 tests['a ttl that is not finite is refused'] = () => {
   for (const ttl of [NaN, Infinity, '60000'])
     for (const request of [() => locks.lock('a', { ttl, interval: 10, margin: 1 }),

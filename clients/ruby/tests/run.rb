@@ -301,6 +301,22 @@ row :renew_reconnect_refused do
   end
 end
 
+# The answer to a renewal does not concern a lease that was opened since.
+row :renew_reopened do
+  [nil, 0].each do |kept|
+    lease.synchronize do |lease|
+      lease.define_singleton_method(:send_held) do |*|
+        close
+        open
+        [kept, Dlock.now]
+      end
+      raises(Dlock::WrongState, '55000') { lease.renew(7200) }
+      lease.check
+      expect(lease.instance_variable_get(:@ttl), 3600)
+    end
+  end
+end
+
 # One renewal waits for the other, until an exception ends that one.
 row :renew_alone do
   lease.synchronize do |lease|

@@ -117,8 +117,9 @@ module Dlock
         heart.changed(before - life, life, interval, heart.due) unless e.doubt
         raise
       end
-      lose('the server has ended its lease') unless kept
+      Dlock.guarded { set_lost('the server has ended its lease') if @heart.equal?(heart) } unless kept
       check
+      raise WrongState.new("#{self} was released", '55000') unless @heart.equal?(heart) # and acquired again
       @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
       ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
       nil
