@@ -174,10 +174,11 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 	defer mu.Unlock()
 	same := k.heart == h // otherwise it has been released, and acquired again
 	if answer.isNull(0) {
+		const ended = "the server has ended its lease"
 		if !same {
-			return newError(LockLost, "55L01", k.what()+" was lost: the server has ended its lease", nil)
+			return k.newLoss(ended)
 		}
-		k.setLost("the server has ended its lease")
+		k.setLost(ended)
 		return k.loss
 	}
 	if ttl != 0 {
