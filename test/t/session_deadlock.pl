@@ -410,12 +410,13 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 # worker has removed its row, and a session has locked the table.  Each case
 # has what the victim waits for, the arguments of its request, and a function
 # that makes the ticket and returns a function that ends it.
-my ($other_holder, $delayed);
+$admin->query('CREATE TABLE in_the_way (n integer)');
+my $other_holder = session($node);
 
 # The lease has run out, and its delay is over for this lock, but not for another
 # one: the lock stays closed to shared requests, even if another session holds
 # it shared, and to small ones.
-$delayed = sub {
+my $delayed = sub {
 	my ($mode) = @_;
 	my $keeper = session($node);
 	my $lease = $keeper->query(
@@ -430,8 +431,6 @@ $delayed = sub {
 	};
 };
 
-$admin->query('CREATE TABLE in_the_way (n integer)');
-$other_holder = session($node);
 foreach (
 	[
 		'exclusive hold', '',
