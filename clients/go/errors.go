@@ -55,6 +55,8 @@ type Error struct {
 	Kind                        Kind
 	Code, Message, Detail, Hint string
 	Cause                       error
+
+	doubt bool // an earlier attempt may have been executed
 }
 
 func (e *Error) Error() string {

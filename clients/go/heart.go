@@ -206,13 +206,17 @@ func (k *kept) lose(why string) {
 	k.setLost(why)
 }
 
+func (k *kept) newLoss(why string) error {
+	return newError(LockLost, "55L01", k.what()+" was lost: "+why, nil)
+}
+
 // Caller holds mu, also for each of the following unexported functions that does not lock it.
 func (k *kept) setLost(why string) {
 	if k.loss != nil {
 		return
 	}
 	what := k.what()
-	k.loss = newError(LockLost, "55L01", what+" was lost: "+why, nil)
+	k.loss = k.newLoss(why)
 	k.cancel(k.loss)
 	for _, call := range k.callbacks {
 		go guarded(what, call)

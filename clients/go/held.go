@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -158,11 +159,10 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 		h.change(least, shorter(interval, next.interval), shorter(deadline, after(least)))
 	}
 	mu.Unlock()
-	s, attempts := call("dlock_renew", sends, h.id), 0
-	s.attempts = &attempts
-	answer, sent, err := send(ctx, s)
+	answer, sent, err := send(ctx, call("dlock_renew", sends, h.id))
+	var own *Error
 	// an earlier attempt, whose answer was lost, may have changed the ttl
-	if isA(err, BadArgument, NotAllowed) && attempts <= 1 {
+	if isA(err, BadArgument, NotAllowed) && !(errors.As(err, &own) && own.doubt) {
 		mu.Lock()
 		h.change(life, interval, longer(h.deadline, deadline))
 		mu.Unlock()
@@ -170,15 +170,20 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 	if err != nil {
 		return err
 	}
-	if answer.isNull(0) {
-		k.lose("the server has ended its lease")
-		return k.lost()
-	}
 	mu.Lock()
 	defer mu.Unlock()
+	same := k.heart == h // otherwise it has been released, and acquired again
+	if answer.isNull(0) {
+		const ended = "the server has ended its lease"
+		if !same {
+			return k.newLoss(ended)
+		}
+		k.setLost(ended)
+		return k.loss
+	}
 	if ttl != 0 {
 		life, interval = ttl-next.margin, next.interval
-		if k.heart == h { // otherwise it has been released, and may be acquired again
+		if same {
 			o.ttl, o.interval, o.margin = next.ttl, next.interval, next.margin
 		}
 	}

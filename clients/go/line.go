@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"math"
 	"math/rand"
 	"strconv"
@@ -64,9 +65,8 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 type statement struct {
-	sql      string
-	values   [][]byte
-	attempts *int // counts the attempts, if not nil
+	sql    string
+	values [][]byte
 }
 
 // A row has its values in text format.
@@ -213,6 +213,10 @@ func (l *line) askUntil(ctx context.Context, s func() statement, until, limit ti
 		}
 		late, away := isA(err, QuorumLate), isAway(err)
 		if l.given || !away && !(late && until < forever) {
+			var own *Error
+			if errors.As(err, &own) {
+				own.doubt = l.doubt
+			}
 			return nil, err
 		}
 		l.doubt = l.doubt || l.conn != nil
@@ -239,9 +243,6 @@ func (l *line) once(ctx context.Context, s func() statement, until, end, limit t
 		}
 	}
 	what := s()
-	if what.attempts != nil {
-		*what.attempts++
-	}
 	l.sent = Now()
 	until = shorter(until, later(l.sent, limit))
 	if l.given {

@@ -9,10 +9,10 @@
  * entry's or, for a heavyweight lock, the partition's (I26).
  *
  * So the graph is not a snapshot.  The detector relies only on waits that it
- * saw twice, and on the places before those waits.  No process can begin to
- * block a waiter.  In dlock's queues, no request passes another.  In the lock
- * manager, a request passes a waiter only if the two do not conflict, or if
- * the request's process already holds a lock that blocks the waiter.
+ * saw twice, and on the places before those waits.  No process but the worker
+ * (below) can begin to block a waiter.  In dlock's queues, no request passes
+ * another.  In the lock manager, a request passes a waiter only if the two do
+ * not conflict, or if its process already holds a lock that blocks the waiter.
  *
  * proc->waitLock changes under the partition's lock.  Searches read waitLock
  * without a lock to find the partition, and again under the partition's lock.
@@ -276,7 +276,8 @@ collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 	int			l = find_lock(graph, &wait->key);
 	DlockGraphRef at = {l, find_waiting_place(&graph->locks[l], wait->number)};
 
-	if (at.place < 0)
+	/* if the ticket has ended, the wait is about to end */
+	if (at.place < 0 || !graph->locks[l].places[at.place].counts)
 		return;
 	graph->vertices[n].number = wait->number;
 	add_wait(graph, n, at, graph->vertices[n].procno, wait->count);

@@ -180,7 +180,7 @@ dlock_lease_claim(DlockLease *lease)
 	while (deadline > DLOCK_RAN_OUT &&
 		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
 		;
-	/* count now: once this is 0, the worker ends tickets, too */
+	/* count now: once the deadline is 0, the worker ends tickets, too */
 	count = deadline > DLOCK_RAN_OUT ? (int64) lease->tickets.length : -1;
 	LWLockRelease(&space->lease_lock);
 	return count;

@@ -29,8 +29,10 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 		return false;
 	/* locked, because the delay can begin between the reads */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	delayed = lease->delayed ||
-		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
+	delayed = ticket->in_closed ||
+		(ticket->in_tickets &&
+		 (lease->delayed ||
+		  pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT));
 	LWLockRelease(&space->lease_lock);
 	return delayed;
 }

@@ -359,7 +359,7 @@ typedef struct DlockLock
 	int32		slots;			/* total permits, requested or set; 0: none */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		closed;			/* holders that a delay keeps (I16) */
+	uint32		closed;			/* number of tickets with "closes" (I16) */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
 	bool		leased:1;		/* a lease has held it since it was free */

@@ -410,17 +410,20 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 # worker has removed its row, and a session has locked the table.  Each case
 # has what the victim waits for, the arguments of its request, and a function
 # that makes the ticket and returns a function that ends it.
-my ($other_holder, $delayed);
+$admin->query('CREATE TABLE in_the_way (n integer)');
+my $other_holder = session($node);
 
-# The lease has run out, and its delay is over: the lock stays closed to shared
-# requests, even if another session holds it shared, and to small ones.
-$delayed = sub {
+# The lease has run out, and its delay is over for this lock, but not for another
+# one: the lock stays closed to shared requests, even if another session holds
+# it shared, and to small ones.
+my $delayed = sub {
 	my ($mode) = @_;
 	my $keeper = session($node);
 	my $lease = $keeper->query(
 		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
 	my $fence = $keeper->query("SELECT dlock_lease_acquire('leased', $lease$mode)");
 
+	$keeper->query("SELECT dlock_lease_acquire('kept', $lease)");
 	return sub {
 		$keeper->quit;
 		$admin->wait_for("SELECT NOT dlock_check('leased', $fence)");
@@ -428,8 +431,6 @@ $delayed = sub {
 	};
 };
 
-$admin->query('CREATE TABLE in_the_way (n integer)');
-$other_holder = session($node);
 foreach (
 	[
 		'exclusive hold', '',
@@ -482,6 +483,8 @@ foreach (
 		is($other->answer, '', "worker, $what: the other session goes on");
 		$other->query('ROLLBACK');
 		$other_holder->query('SELECT dlock_release_all()');
+		$admin->query("SELECT dlock_force_release(ticket) FROM dlock_locks
+			WHERE name = 'kept'");
 	};
 
 	$begin->();

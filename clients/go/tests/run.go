@@ -1911,6 +1911,23 @@ var own = []row{
 		}))
 	}},
 
+	// The same if the server refuses the next connection.
+	{"renew_reconnect_refused", func() {
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_renew($1, ttl")) {
+				admin.ask("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
+				return errBoom
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			defer admin.ask("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
+			raises(dlock.NotAllowed, "42501", lease.Renew(ctx, long/2))
+			check(lease.Deadline() <= dlock.Now()+long/2, "deadline")
+			return nil
+		}))
+	}},
+
 	// Enqueue learns of its grant without a notification.
 	{"enqueue_deaf", func() {
 		tickets := over(func(config *pgx.ConnConfig) {

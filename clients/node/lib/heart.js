@@ -23,7 +23,13 @@ export function warn(failure) {
   try {
     process.emitWarning(failure);
   } catch {
-    process.emitWarning(`a callback threw ${inspect(failure)}`);
+    let what = 'a value that cannot be shown';
+    try {
+      what = inspect(failure);
+    } catch {
+      // a hostile value
+    }
+    process.emitWarning(`a callback threw ${what}`);
   }
 }
 
@@ -94,34 +100,32 @@ export class Kept {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
-    if (ttl !== undefined && !(ttl >= LEAST)) throw new BadArgument(`a ttl is at least ${LEAST} ms`, '22023');
+    if (ttl !== undefined && !(Number.isFinite(ttl) && ttl >= LEAST))
+      throw new BadArgument(`a ttl is at least ${LEAST} ms, and finite`, '22023');
     const { life, interval: every, deadline } = heart;
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
     const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
-    let sent, kept, attempts = 0;
-    const attempt = () => {
-      attempts++;
-      return statement;
-    };
+    const loss = this.#loss; // of this hold: the answer may come after the next acquire
+    let sent, kept;
     try {
-      [kept, sent] = await this.send(attempt);
+      [kept, sent] = await this.send(statement);
     } catch (error) {
       const refused = error instanceof BadArgument || error instanceof NotAllowed;
       // an earlier attempt, whose answer was lost, may have changed the ttl
-      if (refused && attempts <= 1) heart.changed(deadline - life, life, every);
+      if (refused && !error.doubt) heart.changed(deadline - life, life, every);
       throw error;
     }
     if (kept === null) {
-      this.lose('the server has ended its lease');
-      this.checkLost();
+      this.lose('the server has ended its lease', loss);
+      throw loss.signal.reason;
     }
     if (ttl === undefined) {
       heart.changed(sent, life, every);
       return;
     }
-    Object.assign(this, { ttl, rhythm });
+    if (this.heart === heart) Object.assign(this, { ttl, rhythm });
     heart.changed(sent, ttl - rhythm.margin, rhythm.interval);
   }
 
@@ -139,8 +143,8 @@ export class Kept {
     this.checkLost();
   }
 
-  lose(why) {
-    this.#loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
+  lose(why, loss = this.#loss) {
+    loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
   }
 }
 

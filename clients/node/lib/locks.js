@@ -76,6 +76,7 @@ export class Locks {
 
 // Milliseconds between renewals, and the part of a lease's ttl that is not used
 function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
+  if (!Number.isFinite(ttl ?? 0)) throw new BadArgument('a ttl is a finite number', '22023');
   if (ttl && !(interval > 0 && margin >= 0 && interval + margin < ttl))
     throw new BadArgument('interval and margin have to be less than the ttl', '22023');
   return { interval, margin };

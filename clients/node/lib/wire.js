@@ -3,7 +3,7 @@
 import net from 'node:net';
 import os from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { ConnectionLost, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
+import { ConnectionLost, DlockError, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
 import { lend } from './source.js';
 
 // How late an answer may be. Then the client drops the connection, and requests a lock in lease scope over another one.
@@ -138,8 +138,10 @@ export class Line {
    */
   async ask(statement, { until = Infinity, limit = GRACE, signal } = {}) {
     let end = Math.min(until, now() + this.patience);
+    let tried = false;
     this.doubt = false;
     for (const pause of pauses()) {
+      const doubt = tried; // unlike the line's, no other call resets it
       if (signal?.aborted) throw cancelled(signal);
       try {
         if (!this.client) {
@@ -150,13 +152,17 @@ export class Line {
         }
         const what = typeof statement === 'function' ? statement() : statement;
         this.sent = now();
+        tried = true;
         return await ask(this.client, what,
           { signal, until: this.given ? Infinity : Math.min(until, this.sent + limit) });
       } catch (error) {
         if (signal?.aborted) throw cancelled(signal);
         const late = error instanceof QuorumLate;
         const away = error instanceof ConnectionLost || error instanceof NotPrimary;
-        if (this.given || !(away || late && until < Infinity)) throw error;
+        if (this.given || !(away || late && until < Infinity)) {
+          if (error instanceof DlockError) error.doubt = doubt;
+          throw error;
+        }
         this.doubt ||= this.client !== undefined;
         if (away) {
           if (this.client && limit === Infinity) end = Math.min(until, now() + this.patience);

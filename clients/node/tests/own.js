@@ -3,12 +3,15 @@
 
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import Knex from 'knex';
 import pg from 'pg';
 import postgres from 'postgres';
 import { DataSource } from 'typeorm';
 import { QueryTypes, Sequelize } from 'sequelize';
-import { BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, WrongState, now } from 'dlock-client';
+import {
+  BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
+} from 'dlock-client';
 
 const TIMEOUT = Number(process.env.PG_TEST_TIMEOUT_DEFAULT) * 1000;
 const KEPT = { ttl: 3_600_000, interval: 200 };
@@ -71,8 +74,10 @@ async function look(pool) {
   }
 }
 
-// Locks over connections that call a function after each answer to a statement with this text
-const passing = (text, pass) => new Locks(async () => {
+// Locks over connections that call a function after each answer to a statement with this text, and one before they
+// connect
+const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
+  connecting();
   const connection = new pg.Client();
   await connection.connect();
   const query = connection.query.bind(connection);
@@ -373,7 +378,8 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
 
 tests['an observer that fails, whatever it throws: a warning'] = async () => {
   for (const [failure, expected] of [[new RangeError('expected'), 'expected'], ['expected', 'expected'],
-    [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)']])
+    [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)'],
+    [{ [inspect.custom]() { throw new Error(); } }, 'a callback threw a value that cannot be shown']])
     for (const observer of [() => Promise.reject(failure), () => { throw failure; }]) {
       let warnings = 0;
       const warn = ({ message }) => { warnings += message === expected; };
@@ -409,7 +415,7 @@ tests['renew: a refused ttl, even if it is shorter, changes nothing'] = () =>
     lease.send = async () => { throw new BadArgument('refused', '22023'); };
     await assert.rejects(lease.renew(1_800_000), BadArgument);
     lease.send = () => assert.fail('the client refuses it');
-    await assert.rejects(lease.renew(99), BadArgument);
+    for (const ttl of [99, NaN, Infinity, '1800000']) await assert.rejects(lease.renew(ttl), BadArgument);
     delete lease.send;
     assert(Math.abs(lease.deadline - deadline) < 1);
     assert.equal(lease.heart.life, life);
@@ -423,6 +429,44 @@ tests['renew: a refusal restores nothing after a lost answer'] = () => {
     assert.equal(errors.length, 0);
     assert(lease.deadline <= now() + 1_800_000);
   });
+};
+
+tests['renew: nor does a refused reconnection'] = () => {
+  let connections = 0;
+  const losing = passing('dlock_renew($1', () => { throw new ConnectionLost('no answer'); }, () => {
+    connections++;
+    if (connections === 2) throw new NotAllowed('refused', '42501');
+  });
+  return losing.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    await assert.rejects(lease.renew(1_800_000), NotAllowed);
+    assert.equal(connections, 2);
+    assert(lease.deadline <= now() + 1_800_000);
+  });
+};
+
+tests['renew: an answer for an earlier hold does not concern the next one'] = async () => {
+  const lock = locks.lock('a', { ttl: 3_600_000 });
+  for (const kept of [null, 0]) {
+    await lock.acquire();
+    let answer;
+    lock.send = () => new Promise((answered) => { answer = answered; });
+    const renewed = lock.renew(1_800_000);
+    await sleep(0);
+    await lock.release();
+    await lock.acquire();
+    answer([kept, now()]);
+    await (kept === null ? assert.rejects(renewed, LockLost) : renewed);
+    lock.check();
+    assert.equal(lock.ttl, 3_600_000);
+    await lock.release();
+  }
+};
+
+tests['a ttl that is not finite is refused'] = () => {
+  for (const ttl of [NaN, Infinity, '60000'])
+    for (const request of [() => locks.lock('a', { ttl, interval: 10, margin: 1 }),
+      () => locks.lease({ ttl, interval: 10, margin: 1 })])
+      assert.throws(request, BadArgument);
 };
 
 tests['renew: a call waits for an earlier one'] = () => locks.lease({ ttl: 3_600_000 }).run(async (lease) => {

@@ -279,6 +279,44 @@ row :renew_in_doubt do
   end
 end
 
+# The same if the source refuses the next connection.
+row :renew_reconnect_refused do
+  connections = 0
+  source = lambda do
+    connections += 1
+    raise Dlock::NotAllowed.new('refused', '42501') if connections == 2
+
+    ''
+  end
+  Dlock::Locks.new(source).lease(3600).synchronize do |lease|
+    errors = [Dlock::ConnectionLost.new('no answer')]
+    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      raise errors.shift unless errors.empty?
+
+      super(*values)
+    end
+    raises(Dlock::NotAllowed, '42501') { lease.renew(1800) }
+    expect(connections, 2)
+    expect(lease.deadline <= Dlock.now + 1800)
+  end
+end
+
+# The answer to a renewal does not concern a lease that was opened since.
+row :renew_reopened do
+  [nil, 0].each do |kept|
+    lease.synchronize do |lease|
+      lease.define_singleton_method(:send_held) do |*|
+        close
+        open
+        [kept, Dlock.now]
+      end
+      raises(Dlock::WrongState, '55000') { lease.renew(7200) }
+      lease.check
+      expect(lease.instance_variable_get(:@ttl), 3600)
+    end
+  end
+end
+
 # One renewal waits for the other, until an exception ends that one.
 row :renew_alone do
   lease.synchronize do |lease|

@@ -6,6 +6,8 @@ module Dlock
   # An error from the server. Its cause is the driver's error.
   class Error < StandardError
     attr_reader :sqlstate, :detail, :hint
+    # For this package: may an earlier attempt have been executed?
+    attr_accessor :doubt
 
     def initialize(message = nil, sqlstate = nil, detail: nil, hint: nil)
       super(message)

@@ -110,16 +110,16 @@ module Dlock
       life, interval, before = heart.life, heart.interval, heart.deadline
       heart.change(ttl, @interval * ttl / @ttl) if ttl
       statement = Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl))
-      attempts = 0
       begin
-        kept, sent = send_held(-> { statement.tap { attempts += 1 } })
-      rescue BadArgument, NotAllowed
+        kept, sent = send_held(statement)
+      rescue BadArgument, NotAllowed => e
         # an earlier attempt, whose answer was lost, may have changed the ttl
-        heart.changed(before - life, life, interval, heart.due) if attempts <= 1
+        heart.changed(before - life, life, interval, heart.due) unless e.doubt
         raise
       end
-      lose('the server has ended its lease') unless kept
+      Dlock.guarded { set_lost('the server has ended its lease') if @heart.equal?(heart) } unless kept
       check
+      raise WrongState.new("#{self} was released", '55000') unless @heart.equal?(heart) # and acquired again
       @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
       ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
       nil

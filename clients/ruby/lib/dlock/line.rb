@@ -256,12 +256,16 @@ module Dlock
     # Executes a statement. If the connection breaks or does not answer within the limit, retries over a new one, until
     # the time `till`, or until the patience with an unreachable server ends. Without a limit, uses a connection until
     # it breaks.
-    def ask(statement = nil, till: FOREVER, limit: GRACE, &block)
+    def ask(statement = nil, till: FOREVER, limit: GRACE)
       finish = [till, Dlock.now + @patience].min
-      @doubt = false
+      @doubt = tried = false
       pause = Dlock.pauses
       begin
-        once(statement || block, till, finish, limit)
+        doubt = tried # unlike the line's, no other call resets it
+        once(till, finish, limit) do
+          tried = true
+          statement || yield
+        end
       rescue QuorumLate
         raise if till == FOREVER || Dlock.now >= till
 
@@ -276,6 +280,9 @@ module Dlock
 
         Stop.sleep([pause.call, finish - Dlock.now].min)
         retry
+      rescue Error => e
+        e.doubt = doubt
+        raise
       rescue Stop
         drop unless @connection && Wire.idle?(@connection)
         raise
@@ -334,13 +341,12 @@ module Dlock
 
     private
 
-    def once(statement, till, finish, limit)
+    def once(till, finish, limit)
       unless @loan
         left = [till - Dlock.now, [GRACE, finish - Dlock.now].max].min
         open(Dlock.now + left, left)
       end
-      statement = statement.call if statement.respond_to?(:call)
-      ask_once(statement, [till, Dlock.now + limit].min)
+      ask_once(yield, [till, Dlock.now + limit].min)
     end
   end
 
