@@ -170,10 +170,8 @@ def _start(work: Callable[[], None]) -> None:
 class Heart:
     """The heart of a lease.  Each method acquires or needs _changed."""
 
-    def __init__(self, source: Source, id: int, sent: float, ttl: float,
-                 interval: float, lost: Lost, waits: bool) -> None:
-        """`waits`: must the source be awaited?"""
-        global _watching
+    def __init__(self, id: int, sent: float, ttl: float, interval: float,
+                 lost: Lost) -> None:
         self.id, self.life, self.interval = id, ttl * LIFE, interval
         self.deadline = sent + self.life
         self.due = now() + interval
@@ -181,7 +179,14 @@ class Heart:
         # objects to notify: the lease (None) and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
         self.owed: set[Statement] = set()   # they undo requests
+        self.pulse: Pulse | None = None
+
+    def start(self, source: Source, waits: bool) -> None:
+        """`waits`: must the source be awaited?"""
+        global _watching
         with _changed:
+            if self.over:
+                return
             self.pulse = _pulses.get(source.key) or Pulse(source, waits)
             self.pulse.hearts.append(self)
             if source.key not in _pulses:
@@ -237,7 +242,8 @@ class Heart:
     def lose(self, reason: str) -> None:
         """Caller holds _changed."""
         self.over = True
-        self.pulse.hearts.remove(self)
+        if self.pulse and self in self.pulse.hearts:
+            self.pulse.hearts.remove(self)
         for lost in self.members:
             lost.set(reason)
         _changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -80,7 +81,7 @@ _inherited: list[Loan] = []
 class Line:
     """A connection that is made, or taken from the program's pool, when it is
     needed, and again after a failure.  The program's own connection is never
-    made, closed or replaced."""
+    made or replaced, and closed only by an interrupted statement."""
 
     def __init__(self, caller: Caller, source: Source | None,
                  patience: float = 10, *,
@@ -88,6 +89,7 @@ class Line:
         self.caller, self.source, self.patience = caller, source, patience
         self.name, self.given, self.connection = name, given, given
         self.loan: Loan | None = None
+        self._pid = os.getpid()
         # what to clean before a connection returns to a pool: a session's
         # locks, a setting, a handler
         self.session = self.checked = False
@@ -96,7 +98,7 @@ class Line:
         self.opened: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.sent = 0.0     # the time before the last statement was sent
         self.doubt = False  # may an earlier attempt have been executed?
-        self.late: Any = None   # the result of an interrupted statement
+        self.late: Any = None   # the last result, also if interrupted
 
     async def ask(self, statement: Statement | Callable[[], Statement],
                   until: float = float('inf'), limit: float | None = GRACE,
@@ -108,6 +110,7 @@ class Line:
         # a variable, because another call over this line resets the attribute
         doubt = self.doubt = False
         self.late = None
+        self._look()
         longest = float('inf') if limit is None else limit
         end = min(until, now() + self.patience)
         waiting = pauses()
@@ -122,8 +125,9 @@ class Line:
                 self.sent = now()
                 with cut_at(self.connection, float('inf') if self.given
                             else min(until, self.sent + longest)):
-                    return await self.caller.ask(
+                    self.late = await self.caller.ask(
                         self.connection, what, self._keep)
+                return self.late
             except QuorumLate:
                 if self.fixed or until == float('inf') or now() >= until:
                     raise
@@ -154,11 +158,13 @@ class Line:
             with cut_at(self.connection, now() + GRACE):
                 await self.opened()
 
-    def forked(self) -> None:
+    def _look(self) -> None:
         """Lets a child process connect anew."""
-        if self.loan:
-            _inherited.append(self.loan)
-        self.loan, self.connection = None, self.given
+        if self._pid != os.getpid():
+            if self.loan:
+                _inherited.append(self.loan)
+            self.loan, self.connection = None, self.given
+            self._pid = os.getpid()
 
     @property
     def pooled(self) -> bool:
@@ -167,6 +173,7 @@ class Line:
     async def close(self, good: bool = True) -> None:
         """Returns a clean connection to the pool; if it may not be clean,
         closes it."""
+        self._look()
         if self.loan is None:
             return
         loan, self.loan, self.connection = self.loan, None, None

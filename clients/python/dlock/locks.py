@@ -55,11 +55,12 @@ class Kept(Caller):
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
         return kind(self, self._look)
 
-    def _new_heart(self, line: Line, id: int, ttl: float,
-                   interval: float) -> Heart:
+    def _start_heart(self, line: Line, id: int, ttl: float,
+                     interval: float) -> None:
         assert line.source
-        return Heart(line.source, id, line.sent, ttl, interval, self.lost,
-                     isinstance(self, Asyncio))
+        # first the attribute: an interrupted start must be undone
+        self._heart = Heart(id, line.sent, ttl, interval, self.lost)
+        self._heart.start(line.source, isinstance(self, Asyncio))
 
     def _turn(self, before: str, after: str) -> None:
         self._look()
@@ -102,7 +103,6 @@ class Kept(Caller):
     def _forked(self) -> None:
         """Forgets the work of the parent process."""
         held = self._state == 'held'
-        self._line.forked()
         self._mutex, self._renewals = threading.Lock(), []
         self._state, self._pid = NONE, os.getpid()
         if held:
@@ -285,6 +285,7 @@ class BaseLease(Kept, Generic[LockT]):
             for lock, fence in zip(locks, fences):
                 lock._hold(fence, heart)
             self.check()
+            await line.close()
         except BaseException as error:
             if line.doubt or not isinstance(error, Error) or isinstance(
                     error, (ConnectionLost, LockLost, QuorumLate)):
@@ -308,8 +309,7 @@ class BaseLease(Kept, Generic[LockT]):
             if self._line.pooled:
                 await self._line.close()
             self.id, self.lost = id, self._new_lost()
-            self._heart = self._new_heart(
-                self._line, id, self.ttl, self._interval)
+            self._start_heart(self._line, id, self.ttl, self._interval)
             self._state = 'held'
         except BaseException:
             try:
@@ -468,6 +468,7 @@ class BaseLock(Kept):
     async def _acquire(self) -> int:
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         self._doubt = False     # of the attempt over the lease's connection
+        self._line.late = None
         began = now()
         try:
             fence = await self._take()
@@ -578,8 +579,7 @@ class BaseLock(Kept):
             self.lost.set('the server has ended its lease')
             self.lost.check()
         life = min(ttl, renewed[1].total_seconds())
-        self._heart = self._new_heart(
-            line, fence, life, self._interval * life / ttl)
+        self._start_heart(line, fence, life, self._interval * life / ttl)
 
     async def _undo(self, error: BaseException) -> None:
         """Undoes an interrupted request, which the server may have executed.
@@ -639,15 +639,17 @@ class BaseLock(Kept):
         except LockLost:
             raise
         except BaseException as error:
-            if lease and heart:
-                heart.owe(self._request())
-            elif self._line.given and not isinstance(error, Error):
-                await settle(self._line.connection.close())
+            try:
+                if lease and heart:
+                    heart.owe(self._request())
+                elif self._line.given and not isinstance(error, Error):
+                    await settle(self._line.connection.close())
+            finally:
+                if heart:
+                    heart.remove(self.lost, not lease)
             raise
         finally:
             try:
-                if heart:
-                    heart.remove(self.lost, not lease)
                 if lease and self._asked is None:
                     lease._all.discard(self.name)
                 if lease and mine:

@@ -900,7 +900,8 @@ class Rest(StackTest, unittest.TestCase):
             for patches in (
                     [interrupted(lease, '_let_go')],
                     [unbegun(lock), interrupted(heart, 'owe')],
-                    [unbegun(lock), interrupted(lock._line, 'close')]):
+                    [unbegun(lock), interrupted(lock._line, 'close')],
+                    [unbegun(lock), interrupted(heart, 'remove')]):
                 lock.acquire()
                 with ExitStack() as patched:
                     for patch in patches:
@@ -908,6 +909,7 @@ class Rest(StackTest, unittest.TestCase):
                     with self.assertRaises(InterruptedError):
                         lock.release()
                 self.assertNotIn(lock.lost, heart.members)
+                self.assertFalse(lease._free.locked())
                 until(lambda: not heart.owed)
                 self.assertTrue(is_free('a'))
             with lock:
@@ -928,6 +930,43 @@ class Rest(StackTest, unittest.TestCase):
             else:
                 self.assertTrue(kept._line.connection is None or db.closed)
             until_free('a')
+
+    def test_start_interrupted(self):
+        """a signal handler raises when a heartbeat starts"""
+        for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
+            for name in 'start', '__init__':
+                with interrupted(dlock.heart.Heart, name):
+                    with self.assertRaises(InterruptedError):
+                        kept.__enter__()
+                self.assertFalse([
+                    pulse.hearts for pulse in dlock.heart._pulses.values()
+                    if pulse.hearts])
+            until_free('a')
+
+    def test_answer_interrupted(self):
+        """a signal handler raises when the answer has just been read"""
+        with psycopg.connect('', autocommit=True) as db:
+            lock = dlock.Lock(db, 'a')
+
+            @contextmanager
+            def cut_at(*_):
+                yield
+                raise InterruptedError('by the test')
+
+            with mock.patch.object(dlock.lines, 'cut_at', cut_at):
+                with self.assertRaises(InterruptedError):
+                    lock.acquire()
+            self.assertTrue(is_free('a'))
+            self.assertFalse(db.closed)
+
+    def test_all_interrupted(self):
+        """a signal handler raises when acquire_all returns its connection"""
+        with self.locks.lease(60) as lease:
+            with interrupted(dlock.lines.Line, 'close'):
+                with self.assertRaises(InterruptedError):
+                    lease.acquire_all(['a', 'b'])
+            until_free('a')
+            until_free('b')
 
     def test_closing(self):
         """until its connection is closed, the object cannot be used"""
@@ -957,9 +996,14 @@ class Rest(StackTest, unittest.TestCase):
             # of other threads, which the child does not have
             lease._free.acquire()
             lease._renewals.append(object())
+            tickets = dlock.Tickets(self.locks)
+            ticket = tickets.enqueue('c')
             child = os.fork()
             if not child:
                 try:
+                    with self.assertRaises(dlock.LockLost):
+                        tickets.next(0)
+                    tickets.close()
                     with self.assertRaises(dlock.LockTimeout):
                         lock.acquire()
                     with lease, lease.lock('b'):
@@ -974,6 +1018,8 @@ class Rest(StackTest, unittest.TestCase):
             self.assertEqual(os.waitstatus_to_exitcode(status), 0)
             self.assertTrue(lock.is_held())
             lease.renew()
+            tickets.release(ticket)
+            tickets.close()
 
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""
