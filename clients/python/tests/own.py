@@ -223,6 +223,7 @@ class Pool(StackTest, unittest.TestCase):
                 terminate()
                 until_renewed(lock.fence)
                 lock.check()
+            pool.check()    # it may not have noticed a broken connection
             with pool.connection(TIMEOUT) as one, \
                     pool.connection(TIMEOUT) as two:
                 self.assertEqual(state(one), self.state)
