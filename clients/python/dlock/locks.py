@@ -64,11 +64,10 @@ class Kept(Caller):
 
     def _turn(self, before: str, after: str) -> None:
         self._look()
-        thread = threading.get_ident()
         with self._mutex:
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
-            self._thread, self._state = thread, after
+            self._thread, self._state = threading.get_ident(), after
 
     async def _in_turn(self, before: str, after: str,
                        work: Callable[[], Any]) -> Any:

@@ -939,9 +939,8 @@ class Rest(StackTest, unittest.TestCase):
                 with interrupted(dlock.heart.Heart, name):
                     with self.assertRaises(InterruptedError):
                         kept.__enter__()
-                self.assertFalse([
-                    pulse.hearts for pulse in dlock.heart._pulses.values()
-                    if pulse.hearts])
+                self.assertFalse(any(
+                    pulse.hearts for pulse in dlock.heart._pulses.values()))
             until_free('a')
 
     def test_answer_interrupted(self):
