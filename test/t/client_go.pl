@@ -100,7 +100,8 @@ my ($sample) = slurp_file("$FindBin::RealBin/../../docs/go.md") =~
 
 install_go_client($dir, $version, 'tests');
 install_go($dir, $version, 'sample/main.go', $sample);
-system_or_bail($go, 'vet', 'dlock.org/dlock/...');
+# with the options of the build, so that packages are compiled once
+system_or_bail($go, 'vet', '-race', with_our_clock(), 'dlock.org/dlock/...');
 foreach my $program ('tests', 'sample')
 {
 	system_or_bail($go, 'build', '-race', with_our_clock(), '-o',

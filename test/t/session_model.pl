@@ -22,7 +22,7 @@ use Test::More;
 use Time::HiRes qw(time usleep);
 
 my $seed = $ENV{DLOCK_SEED} || time() % 1_000_000;
-my $steps = $ENV{DLOCK_STEPS} || 10000;
+my $steps = $ENV{DLOCK_STEPS} || 5000;
 my @names = qw(S1 S2 S3 S4 S5 S6 S7 S8);
 my %slots = (a => 0, b => 0, c => 0, d => 0, p => 2, q => 4);
 

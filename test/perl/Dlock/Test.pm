@@ -40,15 +40,25 @@ alarm 5 * $PostgreSQL::Test::Utils::timeout_default if $0 =~ m{\bt/[^/]+$};
 
 # All servers of the tests have the same encoding and locale.  Otherwise initdb
 # would use the environment's, or SQL_ASCII if the environment has none.
+#
+# test/run calls initdb once, because it takes a second of a processor, and names
+# the result in INITDB_TEMPLATE.  The servers are copies of it, and have the same
+# system identifier, unless a test has options of its own for initdb.
 {
 	no warnings 'redefine';
 	my $init = PostgreSQL::Test::Cluster->can('init');
+	my $run = PostgreSQL::Test::Utils->can('system_or_bail');
 
 	*PostgreSQL::Test::Cluster::init = sub {
 		my ($node, %params) = @_;
-		my $extra = $params{extra} // [];
+		my $template = $params{extra} ? undef : $ENV{INITDB_TEMPLATE};
 
-		$params{extra} = [ '--encoding=UTF8', '--no-locale', @$extra ];
+		local *PostgreSQL::Test::Utils::system_or_bail = sub {
+			return $run->(@_) unless $template && $_[0] eq 'initdb';
+			return $run->('cp', '-RPp', $template, $node->data_dir);
+		};
+		$params{extra} =
+		  [ '--encoding=UTF8', '--no-locale', @{ $params{extra} // [] } ];
 		return $node->$init(%params);
 	};
 }
