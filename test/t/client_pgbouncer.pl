@@ -298,7 +298,8 @@ sub next_client
 
 	$last->quit;
 	$next = client('session');
-	is($next->{pid}, $pid, "$test: the next client has the same session");
+	is($next->{pid}, $pid, "$test: the next client has the same session")
+	  or diag("the pooler's log:\n" . slurp_file("$dir/log"));
 	return $next;
 }
 
