@@ -42,8 +42,8 @@ dshash_table *dlock_accounts = NULL;
 typedef struct Account
 {
 	DlockAccount *shared;		/* NULL: this place is free */
-	Oid			role;
 	int64		unreported;		/* bytes not added to "shared" yet */
+	Oid			role;
 	int			percent;		/* the role's setting; 0: use this session's;
 								 * -1: not read yet */
 } Account;

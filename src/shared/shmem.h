@@ -327,13 +327,13 @@ typedef struct DlockLeaseTicket
 	bool		leaves;			/* its end is in the journal or the WAL */
 
 	/* changed under the lease lock; the worker reads it without a lock */
-	int8		announce_at;	/* durability needed to announce its grant */
+	uint8		announce_at;	/* durability needed to announce its grant */
 
 	/*
 	 * The lease's durability when the row first said granted, and that row's
 	 * position in the WAL, or 0.  Written in this order, under the lease lock.
 	 */
-	int8		granted_at_level;
+	uint8		granted_at_level;
 	pg_atomic_uint64 granted_lsn;
 
 	/* protected by the space's lease lock */
