@@ -61,40 +61,47 @@ func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, err
 	return row{[]byte(*text)}, 0, nil
 }
 
-// confirm checks the answer to a call that returns false after a loss.
-func (k *kept) confirm(answer row, err error) error {
-	if err == nil && answer.text(0) != "t" {
-		k.lose("the server has ended it")
-		err = k.lost()
+// change executes a call that returns false after a loss, or after a release meanwhile.
+func (k *kept) change(send func() (row, time.Duration, error)) error {
+	mu.Lock()
+	_, err := k.held()
+	since := k.since // a later hold has another
+	mu.Unlock()
+	if err != nil {
+		return err
 	}
-	return err
+	answer, _, err := send()
+	if err != nil || answer.text(0) == "t" {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if k.state != isHeld || k.since != since {
+		return newError(WrongState, "55000", k.what()+" was released", nil)
+	}
+	k.setLost("the server has ended it")
+	return k.loss
 }
 
 // SetInfo changes the info, which others can read.
 func (lock *Lock) SetInfo(ctx context.Context, info string) error {
-	if err := lock.Check(); err != nil {
-		return err
-	}
-	answer, _, err := lock.send(ctx, call("dlock_set_info", nil, lock.Fence(), info))
-	return lock.confirm(answer, err)
+	return lock.change(func() (row, time.Duration, error) {
+		return lock.send(ctx, call("dlock_set_info", nil, lock.Fence(), info))
+	})
 }
 
 // SetInfo changes the info, which others can read.
 func (lease *Lease) SetInfo(ctx context.Context, info string) error {
-	if err := lease.Check(); err != nil {
-		return err
-	}
-	answer, _, err := lease.send(ctx, call("dlock_set_info", nil, lease.ID(), info))
-	return lease.kept.confirm(answer, err)
+	return lease.change(func() (row, time.Duration, error) {
+		return lease.send(ctx, call("dlock_set_info", nil, lease.ID(), info))
+	})
 }
 
 // Downgrade makes an exclusive hold shared, without releasing it.
 func (lock *Lock) Downgrade(ctx context.Context) error {
-	if err := lock.Check(); err != nil {
-		return err
-	}
-	answer, _, err := lock.send(ctx, call("dlock_downgrade", nil, lock.Fence()))
-	return lock.confirm(answer, err)
+	return lock.change(func() (row, time.Duration, error) {
+		return lock.send(ctx, call("dlock_downgrade", nil, lock.Fence()))
+	})
 }
 
 // IsHeld asks the server. The answer can be outdated on arrival; to be sure, use Guard.

@@ -135,10 +135,12 @@ export class Kept {
     await this.sendHeld(call('dlock_set_info', [this.id ?? this.fence, info ?? null]));
   }
 
-  // Executes a call that returns false if the lock is lost
+  // Executes a call that returns false if the lock is lost, or was released meanwhile
   async sendHeld(statement) {
+    const loss = this.#loss;
     const [held] = await this.send(statement);
     if (held) return;
+    if (this.state !== 'held' || this.#loss !== loss) throw new WrongState(`${this} was released`, '55000');
     this.lose('the server has ended it');
     this.checkLost();
   }

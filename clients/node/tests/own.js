@@ -462,6 +462,26 @@ tests['renew: an answer for an earlier hold does not concern the next one'] = as
   }
 };
 
+tests['setInfo: an answer for an earlier hold does not concern the next one'] = async () => {
+  const lock = locks.lock('a', { ttl: 3_600_000 });
+  await lock.acquire();
+  for (const change of [() => lock.setInfo('one'), () => lock.downgrade()]) {
+    lock.send = async () => {
+      delete lock.send;
+      await lock.release();
+      await lock.acquire();
+      return [false];
+    };
+    await assert.rejects(change(), WrongState);
+    lock.check();
+  }
+  lock.send = async () => [false];
+  await assert.rejects(lock.setInfo('one'), LockLost);
+  delete lock.send;
+  await assert.rejects(lock.release(), LockLost);
+  await admin("SELECT dlock_force_release(ticket) FROM dlock_locks('a')");
+};
+
 tests['a ttl that is not finite is refused'] = () => {
   for (const ttl of [NaN, Infinity, '60000'])
     for (const request of [() => locks.lock('a', { ttl, interval: 10, margin: 1 }),

@@ -168,10 +168,15 @@ class Kept(Caller):
         await self._held(call('dlock_set_info', self._id(), info))
 
     async def _held(self, statement: Statement) -> None:
-        """Executes a call that returns false if the lock is lost."""
-        if not (await self._ask(statement))[0]:
-            self.lost.set('the server has ended it')
-            self.lost.check()
+        """Executes a call that returns false if the lock is lost, or was
+        released meanwhile."""
+        lost = self.lost
+        if (await self._ask(statement))[0]:
+            return
+        if self._state != 'held' or self.lost is not lost:
+            raise WrongState(f'{self} was released')
+        lost.set('the server has ended it')
+        lost.check()
 
     async def _give_back(self, statement: Statement, last: bool,
                          line: Line) -> None:

@@ -1083,6 +1083,23 @@ class Rest(StackTest, unittest.TestCase):
             lease.set_info('two')
             self.assertEqual(admin('SELECT info FROM dlock_leases'), 'two')
 
+    def test_change_reopened(self):
+        """set_info: an answer for an earlier lease does not concern the next
+        one"""
+        with self.locks.lease(3600) as lease:
+            ask = lease._ask
+
+            async def answer(_):
+                lease._ask = ask
+                lease.close()
+                lease.open()
+                return False, now()
+
+            lease._ask = answer
+            with self.assertRaises(dlock.WrongState):
+                lease.set_info('one')
+            lease.check()
+
     def test_all(self):
         """acquire_all: each is released by itself"""
         with self.locks.lease(3600) as lease:

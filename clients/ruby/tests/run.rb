@@ -317,6 +317,19 @@ row :renew_reopened do
   end
 end
 
+# Nor does the answer to a change.
+row :change_reopened do
+  lease.synchronize do |lease|
+    lease.define_singleton_method(:send_held) do |*|
+      close
+      open
+      [false, Dlock.now]
+    end
+    raises(Dlock::WrongState, '55000') { lease.info = 'one' }
+    lease.check
+  end
+end
+
 # One renewal waits for the other, until an exception ends that one.
 row :renew_alone do
   lease.synchronize do |lease|

@@ -125,10 +125,14 @@ module Dlock
       nil
     end
 
-    # Sends a call that returns false after a loss.
+    # Sends a call that returns false after a loss, or after a release meanwhile.
     def confirm(statement)
       check
-      lose('the server has ended it') unless send_held(statement).first
+      since = @since # a later hold has another
+      unless send_held(statement).first
+        Dlock.guarded { set_lost('the server has ended it') if @state == 'held' && @since.equal?(since) }
+        raise WrongState.new("#{self} was released", '55000') unless @loss && @since.equal?(since)
+      end
       check
     end
 

@@ -55,6 +55,16 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
         lost().check();
     }
 
+    /** Checks the answer to a call that returns false after a loss, or after a release meanwhile. */
+    void confirm(Lost<T> held, Object answer) throws DlockException {
+        if (!Boolean.TRUE.equals(answer)) {
+            if (!holds() || lost() != held)
+                throw new DlockException.WrongState(this + " was released");
+            held.set("the server has ended it");
+        }
+        held.check();
+    }
+
     /** Releases a hold of a heart; throws LockLost if it was lost. */
     void giveBack(Line line, Line.Call call, boolean last) throws DlockException {
         boolean held = !lost().isSet();

@@ -90,9 +90,7 @@ public final class Lease extends Kept<Lease> {
     public void setInfo(String info) throws DlockException {
         check();
         Line.Call call = new Line.Call("SELECT dlock_set_info(?, ?)", id, info);
-        if (!Boolean.TRUE.equals(hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE))))
-            lost.set("the server has ended it");
-        lost.check();
+        confirm(lost, hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE)));
     }
 
     /**

@@ -379,9 +379,7 @@ public final class Lock extends Kept<Lock> {
                 : new Line.Call(
                         "SELECT bool_and(" + function + "(ticket" + values + ")) FROM unnest(?) AS held (ticket)",
                         more.length == 0 ? new Object[] {fencesArray()} : new Object[] {more[0], fencesArray()});
-        if (!Boolean.TRUE.equals(tell(call)))
-            lost.set("the server has ended its ticket");
-        lost.check();
+        confirm(lost, tell(call));
     }
 
     private static Object[] with(Object first, Object... more) {
