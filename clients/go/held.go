@@ -61,8 +61,8 @@ func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, err
 	return row{[]byte(*text)}, 0, nil
 }
 
-// change executes a call that returns false after a loss, or after a release meanwhile.
-func (k *kept) change(send func() (row, time.Duration, error)) error {
+// sendHeld executes a call that returns false after a loss, or after a release meanwhile: LockLost or WrongState.
+func (k *kept) sendHeld(send func() (row, time.Duration, error)) error {
 	mu.Lock()
 	_, err := k.held()
 	since := k.since // a later hold has another
@@ -85,21 +85,21 @@ func (k *kept) change(send func() (row, time.Duration, error)) error {
 
 // SetInfo changes the info, which others can read.
 func (lock *Lock) SetInfo(ctx context.Context, info string) error {
-	return lock.change(func() (row, time.Duration, error) {
+	return lock.sendHeld(func() (row, time.Duration, error) {
 		return lock.send(ctx, call("dlock_set_info", nil, lock.Fence(), info))
 	})
 }
 
 // SetInfo changes the info, which others can read.
 func (lease *Lease) SetInfo(ctx context.Context, info string) error {
-	return lease.change(func() (row, time.Duration, error) {
+	return lease.sendHeld(func() (row, time.Duration, error) {
 		return lease.send(ctx, call("dlock_set_info", nil, lease.ID(), info))
 	})
 }
 
 // Downgrade makes an exclusive hold shared, without releasing it.
 func (lock *Lock) Downgrade(ctx context.Context) error {
-	return lock.change(func() (row, time.Duration, error) {
+	return lock.sendHeld(func() (row, time.Duration, error) {
 		return lock.send(ctx, call("dlock_downgrade", nil, lock.Fence()))
 	})
 }

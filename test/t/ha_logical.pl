@@ -27,7 +27,7 @@ my %nodes = (
 		'a',
 		allows_streaming => 'logical',
 		install_path => $ENV{DLOCK_OLD_INSTALL}),
-	b => new_server('b', allows_streaming => 'logical'));
+	b => new_server('b', allows_streaming => 'logical', own_system => 1));
 my %other = (a => 'b', b => 'a');
 my %leases;
 my %fences;

@@ -141,7 +141,7 @@ class Kept(Caller):
             raise WrongState(f'{self} has no lease of its own', '55000')
         if ttl is not None and ttl < LEAST:
             raise BadArgument('the ttl has to be at least 100 ms', '22023')
-        life, interval = heart.life, heart.interval
+        lost, life, interval = self.lost, heart.life, heart.interval
         before = heart.deadline - life
         if ttl is not None:
             heart.change(ttl, rhythm(ttl, ttl * self._interval / self.ttl))
@@ -152,9 +152,11 @@ class Kept(Caller):
             if not error.doubt:     # otherwise the server may have this ttl
                 heart.changed(before, life, interval)
             raise
+        if self._heart is not heart:
+            raise WrongState(f'{self} was released', '55000')
         if kept is None:
-            self.lost.set('the server has ended its lease')
-            self.lost.check()
+            lost.set('the server has ended its lease')
+            lost.check()
         if ttl is not None:
             self._interval *= ttl / self.ttl
             self.ttl = ttl
@@ -174,7 +176,7 @@ class Kept(Caller):
         if (await self._ask(statement))[0]:
             return
         if self._state != 'held' or self.lost is not lost:
-            raise WrongState(f'{self} was released')
+            raise WrongState(f'{self} was released', '55000')
         lost.set('the server has ended it')
         lost.check()
 

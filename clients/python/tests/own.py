@@ -1084,8 +1084,8 @@ class Rest(StackTest, unittest.TestCase):
             self.assertEqual(admin('SELECT info FROM dlock_leases'), 'two')
 
     def test_change_reopened(self):
-        """set_info: an answer for an earlier lease does not concern the next
-        one"""
+        """set_info and renew: an answer for an earlier lease does not concern
+        the next one"""
         with self.locks.lease(3600) as lease:
             ask = lease._ask
 
@@ -1093,12 +1093,16 @@ class Rest(StackTest, unittest.TestCase):
                 lease._ask = ask
                 lease.close()
                 lease.open()
-                return False, now()
+                return None, now()
 
-            lease._ask = answer
-            with self.assertRaises(dlock.WrongState):
-                lease.set_info('one')
-            lease.check()
+            for change in (lambda: lease.set_info('one'), lease.renew,
+                           lambda: lease.renew(7200)):
+                lease._ask = answer
+                with self.assertRaises(dlock.WrongState) as raised:
+                    change()
+                self.assertEqual(raised.exception.sqlstate, '55000')
+                lease.check()
+                self.assertEqual(lease.ttl, 3600)
 
     def test_all(self):
         """acquire_all: each is released by itself"""

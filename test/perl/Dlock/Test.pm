@@ -41,9 +41,8 @@ alarm 5 * $PostgreSQL::Test::Utils::timeout_default if $0 =~ m{\bt/[^/]+$};
 # All servers of the tests have the same encoding and locale.  Otherwise initdb
 # would use the environment's, or SQL_ASCII if the environment has none.
 #
-# test/run calls initdb once, because it takes a second of a processor, and names
-# the result in INITDB_TEMPLATE.  The servers are copies of it, and have the same
-# system identifier, unless a test has options of its own for initdb.
+# A server with a template is a copy of that directory, because initdb takes a
+# second of a processor.
 {
 	no warnings 'redefine';
 	my $init = PostgreSQL::Test::Cluster->can('init');
@@ -51,7 +50,7 @@ alarm 5 * $PostgreSQL::Test::Utils::timeout_default if $0 =~ m{\bt/[^/]+$};
 
 	*PostgreSQL::Test::Cluster::init = sub {
 		my ($node, %params) = @_;
-		my $template = $params{extra} ? undef : $ENV{INITDB_TEMPLATE};
+		my $template = delete $params{template};
 
 		local *PostgreSQL::Test::Utils::system_or_bail = sub {
 			return $run->(@_) unless $template && $_[0] eq 'initdb';
@@ -64,13 +63,17 @@ alarm 5 * $PostgreSQL::Test::Utils::timeout_default if $0 =~ m{\bt/[^/]+$};
 }
 
 # Returns a running server with dlock in its database "postgres".
+#
+# test/run names the template.  Its copies have the same system identifier, so
+# own_system => 1 calls initdb instead.
 sub new_server
 {
 	my ($name, %params) = @_;
+	my $initdb = grep { $params{$_} } 'own_system', 'install_path', 'extra';
 	my $node = PostgreSQL::Test::Cluster->new($name,
 		$params{install_path} ? (install_path => $params{install_path}) : ());
 
-	$node->init(%params);
+	$node->init(%params, template => $initdb ? undef : $ENV{DLOCK_TEMPLATE});
 	# allows_streaming would set it to ten, and clients that have just exited
 	# still use some of them.
 	$node->append_conf('postgresql.conf', 'max_connections = 100');

@@ -129,11 +129,15 @@ module Dlock
     def confirm(statement)
       check
       since = @since # a later hold has another
-      unless send_held(statement).first
-        Dlock.guarded { set_lost('the server has ended it') if @state == 'held' && @since.equal?(since) }
-        raise WrongState.new("#{self} was released", '55000') unless @loss && @since.equal?(since)
+      return check if send_held(statement).first
+
+      loss = Dlock.guarded do
+        if @state == 'held' && @since.equal?(since)
+          set_lost('the server has ended it')
+          @loss
+        end
       end
-      check
+      raise loss ? LockLost.new(loss, '55L01') : WrongState.new("#{self} was released", '55000')
     end
 
     def begin_wait

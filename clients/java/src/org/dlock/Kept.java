@@ -44,6 +44,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
         if (ttl != null)
             Lease.interval(ttl, null);
         Heart heart = this.heart;
+        Lost<T> held = lost();
         synchronized (heart) {
             if (ttl != null)
                 heart.shorten(ttl);
@@ -52,7 +53,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
             Object kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
             heart.renewed(over.sent, kept, ttl);
         }
-        lost().check();
+        held.check();
     }
 
     /** Checks the answer to a call that returns false after a loss, or after a release meanwhile. */
