@@ -168,7 +168,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
     def take_back(self, *request):
         """Lets the next heartbeats undo a request, until the server has done
         it."""
-        self._owed.append(request)
+        self._owed.append((*request, self._lease))
 
     def _start(self):
         self._line, self._pulse = self._new_line(), self._new_line()

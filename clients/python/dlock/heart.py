@@ -33,13 +33,13 @@ RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
          ' AS leases (id)), array(SELECT fence'
          ' FROM unnest(%s::text[], %s::bigint[]) AS held (name, fence)'
          ' WHERE NOT dlock_check(name, fence))')
-# Releases the tickets that a request of this owner may have left.  False if a
-# session still waits, because it has not noticed yet that its client is gone
+# Releases the tickets that a request may have left, given the owner, and the
+# lease unless it is the ticket's own.  False if a session still waits, because
+# it has not noticed yet that its client is gone
 TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
-             " WHERE owner = %s AND scope = 'lease' AND role = current_user")
-# The same for a request without an owner
-TAKE_BACK_OF_LEASE = ('SELECT bool_and(dlock_release_ticket(ticket))'
-                      ' FROM dlock_locks(%s) WHERE lease = %s AND owner IS NULL')
+             ' WHERE owner IS NOT DISTINCT FROM %s'
+             ' AND lease = coalesce(%s, ticket)'
+             " AND scope = 'lease' AND role = current_user")
 
 
 class Lost:
@@ -210,6 +210,10 @@ class Heart:
             self.members.pop(lost, None)
             if last and not self.over:
                 self.lose('its lease is closed')
+
+    def request(self, name: str, owner: str | None) -> Statement:
+        """The statement that undoes a request of this lease"""
+        return TAKE_BACK, (name, owner, self.id)
 
     def owe(self, request: Statement) -> None:
         """Lets the heartbeat undo a request when the server answers again."""

@@ -14,7 +14,7 @@ from typing import Any
 from .callers import Caller, Statement, cut, execute, settle
 from .drivers import is_idle
 from .errors import (
-    Cancelled, ConnectionLost, Error, NotPrimary, QuorumLate)
+    Cancelled, ConnectionLost, Error, LockLost, NotPrimary, QuorumLate)
 from .sources import Loan, Source
 
 # A clock that runs while the machine sleeps, if there is one
@@ -146,6 +146,11 @@ class Line:
                 error.doubt = doubt
                 raise
             await settle(self.caller.sleep(next(waiting)))
+
+    def unsure(self, error: BaseException) -> bool:
+        """May the statement that raised this have been executed?"""
+        return self.doubt or not isinstance(error, Error) or isinstance(
+            error, (ConnectionLost, LockLost, QuorumLate))
 
     def _keep(self, value: Any) -> None:
         self.late = value

@@ -18,7 +18,7 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LEAST, LIFE, TAKE_BACK, TAKE_BACK_OF_LEASE, AsyncLost, Heart, Lost, rhythm)
+    LEAST, LIFE, TAKE_BACK, AsyncLost, Heart, Lost, rhythm)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
 from .servers import Servers
@@ -267,7 +267,7 @@ class BaseLease(Kept, Generic[LockT]):
         with self._mutex:
             for name in names:
                 if (name in self._all
-                        or (TAKE_BACK_OF_LEASE, (name, self.id)) in heart.owed):
+                        or heart.request(name, None) in heart.owed):
                     raise WrongState(f'{self} has "{name}" already', '55000')
             self._all.update(names)
         try:
@@ -293,10 +293,9 @@ class BaseLease(Kept, Generic[LockT]):
             self.check()
             await line.close()
         except BaseException as error:
-            if line.doubt or not isinstance(error, Error) or isinstance(
-                    error, (ConnectionLost, LockLost, QuorumLate)):
+            if line.unsure(error):
                 for name in names:
-                    heart.owe((TAKE_BACK_OF_LEASE, (name, self.id)))
+                    heart.owe(heart.request(name, None))
             raise
         finally:
             await line.close()
@@ -308,12 +307,16 @@ class BaseLease(Kept, Generic[LockT]):
         return id
 
     async def _open(self) -> int:
+        # a call of an earlier open may still have the connection
+        if not await settle(self.hold(self._free, GRACE)):
+            raise ConnectionLost('another call waits for an answer')
         try:
-            # if the answer is lost, the lease has no locks, and expires
-            id: int = await self._line.ask(
-                call('dlock_lease_open', delta(self.ttl), **self._options))
-            if self._line.pooled:
-                await self._line.close()
+            try:
+                # if the answer is lost, the lease has no locks, and expires
+                id: int = await self._line.ask(
+                    call('dlock_lease_open', delta(self.ttl), **self._options))
+            finally:
+                await self._let_go()
             self.id, self.lost = id, self._new_lost()
             self._start_heart(self._line, id, self.ttl, self._interval)
             self._state = 'held'
@@ -380,10 +383,11 @@ class BaseLock(Kept):
         self.fence: int | None = None
         self._lease: BaseLease[Any] | None = (
             source if isinstance(source, BaseLease) else None)
+        self._under: Heart | None = None    # of the Lease, as requested
         self._executor: Executor | None = None
-        locks = self._lease.locks if self._lease else source
+        self._locks = self._lease.locks if self._lease else source
         self._observer = (
-            locks.observer if isinstance(locks, Servers) else None)
+            self._locks.observer if isinstance(self._locks, Servers) else None)
         if self._lease:
             scopes = ['lease']
             self._lease.locks.check(name, self._lease.near)
@@ -407,7 +411,8 @@ class BaseLock(Kept):
             raise BadArgument(f'no lock in {scope} scope of this', '22023')
         self._line.session = self.scope == 'session'
         self._interval = rhythm(ttl, interval) if ttl is not None else 0
-        self._owner = self._asked = owner
+        self._owner = owner
+        self._asked: str | None = ''    # the request's owner
         self._options = dict(
             shared=shared, slots=slots, permits=permits, info=info)
         self._cancelled = False
@@ -430,7 +435,7 @@ class BaseLock(Kept):
         """Holds a lock that acquire_all() has acquired."""
         self._turn(NONE, 'held')
         self.lost, self._heart, self.fence = self._new_lost(), heart, fence
-        self._asked = None
+        self._asked, self._under = None, heart
         heart.add(self.lost, self.name, fence)
         self._observe_hold(now())
 
@@ -439,12 +444,14 @@ class BaseLock(Kept):
             return await self._executor.ask(statement), 0.0
         if self._lease:
             return await self._lease._ask(statement)
+        if self.scope != 'lease':
+            return await self._line.ask(statement), 0.0
+        line = self._locks.line(self, self.name)    # not another call's
         try:
-            answer = await self._line.ask(statement, self.deadline)
-            return answer, self._line.sent
+            answer = await line.ask(statement, self.deadline)
+            return answer, line.sent
         finally:
-            if self.scope == 'lease':
-                await self._line.close()
+            await line.close()
 
     @both
     async def is_held(self) -> bool:
@@ -473,6 +480,7 @@ class BaseLock(Kept):
 
     async def _acquire(self) -> int:
         self.lost, self._heart, self.fence = self._new_lost(), None, None
+        self._asked, self._under = '', None
         self._doubt = False     # of the attempt over the lease's connection
         self._line.late = None
         began = now()
@@ -507,14 +515,16 @@ class BaseLock(Kept):
         line, lease, values = self._line, self._lease, list[Any]()
         function = FUNCTIONS[self.scope]
         if lease:
+            heart = lease._heart
             lease.check()
-            values = [lease.id]
+            assert heart
+            self._under, values = heart, [heart.id]
         elif self.ttl is not None:
             function, values = 'dlock_ttl_acquire', [delta(self.ttl)]
         if self.scope == 'lease':
             self._asked = self._owner or str(uuid.uuid4())
             self._options['owner'] = self._asked
-            if lease and lease._heart and self._request() in lease._heart.owed:
+            if self._under and self._request() in self._under.owed:
                 raise WrongState(
                     f'{self} is being taken back from this owner', '55000')
         until = now() + float('inf' if self.timeout is None else self.timeout)
@@ -527,17 +537,18 @@ class BaseLock(Kept):
         line.opened = line.check_client if until > now() else None
         self._idle.clear()
         try:
-            fence = await self._try(function, values) if lease else None
+            fence = (await self._try(function, values, until + GRACE)
+                     if lease else None)
             if fence is None:
                 fence = int(await line.ask(
                     lambda: call(function, self.name, *values, **self._options,
                                  timeout=delta(max(0, until - now()))),
                     until + GRACE, None, lambda: self._cancelled))
             self.fence = fence
-            if lease and lease._heart:
-                self._heart = lease._heart
+            if self._under:
+                self._heart = self._under
                 self._heart.add(self.lost, self.name, fence)
-                lease.check()
+                self.lost.check()
             elif self.ttl is not None:
                 await self._keep(fence, self.ttl, until + GRACE)
             if self.scope == 'lease':       # a held lock needs no connection
@@ -549,11 +560,12 @@ class BaseLock(Kept):
 
     def _request(self) -> Statement:
         """The statement that undoes the request"""
-        if self._asked is None and self._lease:
-            return TAKE_BACK_OF_LEASE, (self.name, self._lease.id)
-        return TAKE_BACK, (self.name, self._asked or '')
+        if self._under:
+            return self._under.request(self.name, self._asked)
+        return TAKE_BACK, (self.name, self._asked, None)
 
-    async def _try(self, function: str, values: list[Any]) -> int | None:
+    async def _try(self, function: str, values: list[Any],
+                   until: float) -> int | None:
         """Tries over the lease's connection; None if the lock must wait."""
         lease = self._lease
         assert lease
@@ -562,7 +574,8 @@ class BaseLock(Kept):
         try:
             fence: int = await lease._line.ask(
                 call(function, self.name, *values, **self._options,
-                     timeout=delta(0)), stopped=lambda: self._cancelled)
+                     timeout=delta(0)), until,
+                stopped=lambda: self._cancelled)
             return fence
         except LockTimeout:
             if self.timeout == 0:
@@ -590,10 +603,9 @@ class BaseLock(Kept):
     async def _undo(self, error: BaseException) -> None:
         """Undoes an interrupted request, which the server may have executed.
         If that fails, the heartbeat of a Lease undoes it later."""
-        line, lease, until = self._line, self._lease, now() + UNDO
-        heart = lease._heart if lease else None
+        line, until = self._line, now() + UNDO
         if self._heart:
-            self._heart.remove(self.lost, not lease)
+            self._heart.remove(self.lost, not self._lease)
         if self.scope == 'session' and line.given and (
                 fence := self.fence or line.late):
             with suppress(Error):
@@ -614,8 +626,8 @@ class BaseLock(Kept):
                     raise ConnectionLost('its session goes on waiting')
                 await settle(self.sleep(next(waiting)))
         except BaseException as failure:
-            if heart:
-                heart.owe(request)
+            if self._under:
+                self._under.owe(request)
             if not isinstance(failure, Error):  # else owed, or expires
                 raise
         finally:
@@ -633,9 +645,9 @@ class BaseLock(Kept):
     async def _release(self) -> None:
         """Releases, over the connection of a Lease if there is one.  If that
         fails, the heartbeat of the Lease repeats the release.  If a
-        release over the program's own connection is interrupted, closes the
-        connection."""
-        lease, heart, mine = self._lease, self._heart, False
+        release over the program's own connection is refused, the lock stays
+        held; if it is interrupted, closes the connection."""
+        lease, heart, mine, after = self._lease, self._heart, False, NONE
         try:
             if lease:
                 mine = await settle(self.hold(lease._free, GRACE))
@@ -650,6 +662,8 @@ class BaseLock(Kept):
                     heart.owe(self._request())
                 elif self._line.given and not isinstance(error, Error):
                     await settle(self._line.connection.close())
+                elif self._line.given:
+                    after = 'held'
             finally:
                 if heart:
                     heart.remove(self.lost, not lease)
@@ -662,7 +676,7 @@ class BaseLock(Kept):
                     await lease._let_go()
                 await self._line.close()
             finally:
-                self._state = NONE
+                self._state = after
 
     @both
     async def guard(self, connection: Any) -> None:

@@ -58,23 +58,40 @@ class BaseTickets(Caller):
         options = dict(shared=shared, slots=slots, permits=permits, info=info)
         self._locks.check(name, self._near)
         if self._lease:
+            self._lease.check()
+            owner = owner or str(uuid.uuid4())
             request = call('dlock_lease_enqueue', name, self._lease.id,
-                           owner=owner or str(uuid.uuid4()), **options)
+                           owner=owner, **options)
         else:
             request = call('dlock_enqueue', name, **options)
+        heart = self._lease._heart if self._lease else None
         async with self._mutex:
-            ticket: int = await self._line.ask(request)
-            self._requests[ticket] = name, request
+            try:
+                ticket: int = await self._line.ask(request)
+                self._requests[ticket] = name, request
+            except BaseException as error:
+                if (heart and self._line.unsure(error)
+                        and (name, request) not in self._requests.values()):
+                    heart.owe(heart.request(name, owner))
+                raise
             await self._confirm(ticket)
             return ticket
 
     @both
     async def release(self, ticket: int) -> None:
         async with self._mutex:
-            if self._requests.pop(ticket, None) is None:
+            request = self._requests.pop(ticket, None)
+            if request is None:
                 raise LockLost(f'ticket {ticket} is not ours', '55L01')
+            try:
+                released = await self._line.ask(
+                    call('dlock_release_ticket', ticket))
+            except BaseException:
+                if self._lease:     # it can be repeated
+                    self._requests[ticket] = request
+                raise
             self._granted.discard(ticket)
-            if not await self._line.ask(call('dlock_release_ticket', ticket)):
+            if not released:
                 raise LockLost(f'ticket {ticket} was lost', '55L01')
 
     @both

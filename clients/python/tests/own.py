@@ -408,6 +408,20 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         await self.check(dlock.AsyncLocks(connect, **PATIENT))
         until(lambda: all(db.closed for db in made))
 
+    async def test_same_time(self):
+        """calls for one lock at the same time have connections of their own"""
+        made = []
+
+        async def connect():
+            made.append(await psycopg.AsyncConnection.connect(''))
+            return made[-1]
+
+        lock = dlock.AsyncLocks(connect, **PATIENT).lock('a', **KEPT)
+        async with lock:
+            await asyncio.gather(lock.set_info('one'), lock.is_held(),
+                                 lock.renew(), lock.set_info('two'))
+        until(lambda: all(db.closed for db in made))
+
     async def test_dsn(self):
         """a function that returns a DSN, for tasks"""
         await self.check(dlock.AsyncLocks(lambda: '', **PATIENT))
@@ -967,6 +981,98 @@ class Rest(StackTest, unittest.TestCase):
                     lease.acquire_all(['a', 'b'])
             until_free('a')
             until_free('b')
+
+    def test_same_owner(self):
+        """the undo of a request of one lease, whose owner another lease has"""
+        with self.locks.lease(60) as one, self.locks.lease(60) as two:
+            with one.lock('a', owner='w', shared=True) as held:
+                lock = two.lock('a', owner='w', shared=True)
+                with interrupted(lock, '_observe_hold'):
+                    with self.assertRaises(InterruptedError):
+                        lock.acquire()
+                self.assertEqual(
+                    admin("SELECT array_agg(ticket) FROM dlock_locks('a')"),
+                    f'{{{held.fence}}}')
+
+    def test_undone_at_once(self):
+        """the undo of a request with a ttl does not wait for its end"""
+        lock = self.locks.lock('a', ttl=24 * 3600)
+        with interrupted(lock, '_observe_hold'):
+            with self.assertRaises(InterruptedError):
+                lock.acquire()
+        self.assertTrue(is_free('a'))
+
+    def test_reopened(self):
+        """a lock that an earlier lease was granted is lost"""
+        with self.locks.lease(60) as lease:
+            lock, ask = lease.lock('a'), lease._line.ask
+
+            async def reopens(*values, **more):
+                fence = await ask(*values, **more)
+                lease._line.ask = ask
+                admin(f'SELECT dlock_lease_close({lease.id})')
+                with dlock.heart._changed:
+                    lease._heart.lose('closed by the test')
+                lease._heart, lease._state = None, 'not held'
+                lease._free.release()
+                lease.open()
+                lease._free.acquire()
+                return fence
+
+            lease._line.ask = reopens
+            with self.assertRaises(dlock.LockLost):
+                lock.acquire()
+            lease.check()
+            self.assertEqual(len(lease._heart.members), 1)
+
+    def test_try(self):
+        """the timeout limits the attempt over the lease's connection, too"""
+        with self.locks.lease(60) as lease:
+            ask, limits = lease._line.ask, []
+
+            async def asks(statement, until=None, *values, **more):
+                limits.append(until)
+                return await ask(statement, until, *values, **more)
+
+            with mock.patch.object(lease._line, 'ask', asks):
+                lock = lease.lock('a', timeout=1)
+                lock.acquire()
+                self.assertLessEqual(limits[0], now() + 1 + dlock.lines.GRACE)
+                lock.release()
+
+    def test_enqueue_interrupted(self):
+        """Tickets: what was interrupted is undone, or can be repeated"""
+        with self.locks.lease(60) as lease, \
+                dlock.Tickets(self.locks, lease=lease) as tickets:
+            with interrupted(tickets._line, 'ask'):
+                with self.assertRaises(InterruptedError):
+                    tickets.enqueue('a')
+            until_free('a')
+            ticket = tickets.enqueue('a', owner='me')
+            with interrupted(tickets._line, 'ask'):
+                with self.assertRaises(InterruptedError):
+                    tickets.enqueue('a', owner='me')
+            self.assertFalse(lease._heart.owed)
+            with mock.patch.object(
+                    tickets._line, 'ask', side_effect=dlock.ConnectionLost('')):
+                with self.assertRaises(dlock.ConnectionLost):
+                    tickets.release(ticket)
+            tickets.release(ticket)
+            self.assertTrue(is_free('a'))
+
+    def test_release_refused(self):
+        """a release that a failed transaction refuses can be repeated"""
+        with psycopg.connect('', autocommit=True) as db:
+            lock = dlock.Lock(db, 'a')
+            lock.acquire()
+            db.execute('BEGIN')
+            with self.assertRaises(psycopg.Error):
+                db.execute('SELECT 1/0')
+            with self.assertRaises(dlock.Error):
+                lock.release()
+            db.execute('ROLLBACK')
+            lock.release()
+            self.assertTrue(is_free('a'))
 
     def test_closing(self):
         """until its connection is closed, the object cannot be used"""
