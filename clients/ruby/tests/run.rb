@@ -313,6 +313,7 @@ row :renew_reopened do
       raises(Dlock::WrongState, '55000') { lease.renew(7200) }
       lease.check
       expect(lease.instance_variable_get(:@ttl), 3600)
+      lease.close
     end
   end
 end
@@ -327,6 +328,7 @@ row :change_reopened do
     end
     raises(Dlock::WrongState, '55000') { lease.info = 'one' }
     lease.check
+    lease.close
   end
 end
 
@@ -368,6 +370,80 @@ row :open_broken_off do
   end
   raises(Boom) { lease.open }
   expect(lease.held?)
+  lease.close
+end
+
+# An exception arrives while the call waits to change the state of its object.
+def break_off(ready = -> { true })
+  locked = Queue.new
+  free = Queue.new
+  locking = Thread.new do
+    Dlock::GUARD.synchronize do
+      locked << true
+      free.pop
+    end
+  end
+  locked.pop
+  calling = Thread.new { raises(Boom) { yield } }
+  sleep(0.01) until calling.stop? && ready.call
+  calling.raise(Boom)
+  free << true
+  [locking, calling].each(&:join)
+end
+
+# Then no state remains that only the call could end.
+row :state_broken_off do
+  locks = Dlock::Locks.new('')
+  over = lambda do |kept|
+    sleep(0.01) until kept.instance_variable_get(:@state) == 'not held'
+    wait_until('SELECT count(*) = 0 FROM dlock_locks')
+  end
+  app do |db|
+    [lock(db, 'plain'), locks.lock('plain'), locks.lock('plain', ttl: 3600)].each do |lock|
+      break_off { lock.acquire }
+      over.call(lock)
+      lock.acquire
+      break_off { lock.release }
+      over.call(lock)
+      lock.synchronize { expect(left('plain'), 1) }
+    end
+    break_off(-> { left('a') == 1 }) { Dlock.acquire_all(db, %w[a b]) }
+    wait_until('SELECT count(*) = 0 FROM dlock_locks')
+  end
+  lease = lease()
+  break_off { lease.open }
+  over.call(lease)
+  lease.open
+  break_off { lease.close }
+  over.call(lease)
+  lease.define_singleton_method(:open_for) { |mine| super(mine).tap { raise Boom } }
+  raises(Boom) { lease.synchronize { raise 'let in' } }
+  expect(lease.held?, false)
+end
+
+# The same if there can be no thread for the call.
+row :no_thread do
+  thread = Dlock::Task.method(:thread)
+  without = lambda do |&call|
+    Dlock::Task.define_singleton_method(:thread) { raise ThreadError }
+    raises(ThreadError) { call.call }
+  ensure
+    Dlock::Task.define_singleton_method(:thread, thread)
+  end
+  app do |db|
+    held = lock(db, 'plain')
+    without.call { held.acquire }
+    held.synchronize { nil }
+  end
+  held = Dlock::Locks.new('').lock('plain', ttl: 3600)
+  without.call { held.acquire }
+  held.acquire
+  without.call { held.release }
+  held.release
+  lease = lease()
+  without.call { lease.open }
+  lease.open
+  without.call { lease.close }
   lease.close
 end
 

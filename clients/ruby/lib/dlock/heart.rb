@@ -91,13 +91,15 @@ module Dlock
       end
     end
 
-    def turn(before, after)
+    # An exception can arrive right after the change. The token tells the caller whether it has made the change.
+    def turn(before, after, mine = @mine)
       look
       Dlock.guarded do
         raise WrongState.new("#{self} is #{@state}", '55000') unless @state == before
 
         @pid = Process.pid
         @state = after
+        @mine = mine
       end
     end
 

@@ -40,15 +40,17 @@ module Dlock
 
     # Raises LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
     def release
-      turn('held', 'being released')
       return release_here if @database
 
       Task.run(stops: false) do
-        let_go
-      ensure
-        end_hold
-        observe('held', @since) unless @loss
-        @fence = nil
+        turn('held', 'being released')
+        begin
+          let_go
+        ensure
+          end_hold
+          observe('held', @since) unless @loss
+          @fence = nil
+        end
       end
       nil
     end
@@ -126,25 +128,28 @@ module Dlock
     end
 
     def take(mine)
-      turn('not held', 'asked for')
-      begin_wait
-      @mine = mine
-      return take_here if @database
+      return take_here(mine) if @database
 
       Task.run(->(_) { withdraw(nil) }) do
-        @until = @timeout ? Dlock.now + @timeout : FOREVER
-        @line.checks = @timeout != 0
-        request
-        begin_hold
-      rescue Exception => e # rubocop:disable Lint/RescueException
-        observe('failed', @since, e)
-        withdraw(e)
-        raise
+        turn('not held', 'asked for', mine)
+        begin
+          begin_wait
+          @until = @timeout ? Dlock.now + @timeout : FOREVER
+          @line.checks = @timeout != 0
+          request
+          begin_hold
+        rescue Exception => e # rubocop:disable Lint/RescueException
+          observe('failed', @since, e)
+          withdraw(e)
+          raise
+        end
       end
     end
 
-    # Acquires the lock on the program's connection.
-    def take_here
+    # Acquires the lock on the program's connection. An exception can arrive at each step.
+    def take_here(mine)
+      turn('not held', 'asked for', mine)
+      begin_wait
       @fence = nil
       @fence = @database.request("dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire", @name,
                                  timeout: Seconds.of(@timeout), **@options)
@@ -152,10 +157,22 @@ module Dlock
 
       begin_hold
     ensure
-      @state = 'not held' unless @fence
+      if @mine.equal?(mine) && @state == 'asked for'
+        @state = 'not held'
+        @database.undo(@fence) if @fence
+      end
     end
 
+    # Releases the lock even if an exception arrives before the release is sent.
     def release_here
+      mine = Object.new
+      turn('held', 'being released', mine)
+      nil
+    ensure
+      let_go_here if @mine.equal?(mine)
+    end
+
+    def let_go_here
       return if @transaction
 
       released = begin
@@ -307,13 +324,16 @@ module Dlock
   # them, unless they end with the transaction.
   def self.acquire_all(connection, names, transaction: false, timeout: nil, shared: nil, info: nil)
     names = names.uniq
-    locks = names.map { |name| Lock.new(connection, name, transaction: transaction) }
-    fences = Database.for(connection).request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all",
-                                              Wire.array(names), timeout: Seconds.of(timeout), shared: shared,
-                                                                 info: info)
+    database = Database.for(connection)
+    locks = names.map { |name| Lock.new(database, name, transaction: transaction) }
+    fences = database.request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all", Wire.array(names),
+                              timeout: Seconds.of(timeout), shared: shared, info: info)
     raise LockTimeout.new("not all of #{names} are free", '55P03') unless fences
 
     locks.zip(Wire.numbers(fences)).map { |lock, fence| lock.hold(fence) }
+  rescue Exception # rubocop:disable Lint/RescueException
+    database.undo(fences) if fences
+    raise
   end
 
   # For a pool that gets a connection back: rolls back, and releases forgotten locks

@@ -92,20 +92,7 @@ module Dlock
     end
 
     def open
-      turn('not held', 'asked for')
-      begin_wait
-      @together.clear
-      # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
-      Task.run(->(id) { close if @state == 'held' && @id == id }) do
-        @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
-        @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
-        begin_hold
-        id
-      rescue Exception # rubocop:disable Lint/RescueException
-        @line.drop
-        end_hold
-        raise
-      end
+      open_for(Object.new)
       self
     end
 
@@ -117,17 +104,18 @@ module Dlock
       sleep(pause.call) while @state == 'asked for'
       return if @state == 'not held'
 
-      turn('held', 'being released')
-      Task.run(stops: false) { shut }
+      Task.run(stops: false) do
+        turn('held', 'being released')
+        shut
+      end
       nil
     end
 
     # Opens the lease, yields it, and closes it.
     def synchronize
-      opened = false
-      leaving(-> { close if opened }) do
-        open
-        opened = true
+      mine = Object.new
+      leaving(-> { close if @mine.equal?(mine) && held? }) do
+        open_for(mine)
         yield self
       end
     end
@@ -198,6 +186,25 @@ module Dlock
 
     def lease_id
       @id
+    end
+
+    def open_for(mine)
+      # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
+      Task.run(->(id) { close if @state == 'held' && @id == id }) do
+        turn('not held', 'asked for', mine)
+        begin
+          begin_wait
+          @together.clear
+          @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
+          @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
+          begin_hold
+          id
+        rescue Exception # rubocop:disable Lint/RescueException
+          @line.drop
+          end_hold
+          raise
+        end
+      end
     end
 
     def claim(names)
