@@ -373,6 +373,52 @@ row :open_broken_off do
   lease.close
 end
 
+# A lock does not become a lock of the lease that was opened after the request.
+row :acquire_reopened do
+  reopen = lambda do |lease|
+    lease.close
+    lease.open
+  end
+  lease.synchronize do |lease|
+    lock = lease.lock('plain')
+    lease.define_singleton_method(:use) do |&work|
+      super(&work).tap do
+        singleton_class.remove_method(:use)
+        reopen.call(self)
+      end
+    end
+    raises(Dlock::LockLost, '55L01') { lock.acquire }
+    expect([lock.held?, left('plain')], [false, 0])
+
+    lease.define_singleton_method(:new_line) do
+      lease = self
+      super().tap do |line|
+        line.define_singleton_method(:ask) { |**options, &work| super(**options, &work).tap { reopen.call(lease) } }
+      end
+    end
+    raises(Dlock::LockLost, '55L01') { lease.acquire_all(%w[a b]) }
+    expect([left('a'), left('b')], [0, 0])
+    lease.close
+  end
+end
+
+# The undo of a request does not release the ticket that another lease has with the same owner.
+row :acquire_same_owner do
+  lease.synchronize do |one|
+    lease.synchronize do |two|
+      held = one.lock('owned', owner: 'me').acquire
+      waiter = Thread.new { raises(Boom) { two.lock('owned', owner: 'me').acquire } }
+      wait_until_waiting('owned')
+      waiter.raise(Boom)
+      waiter.join
+      expect(left('owned'), 1)
+      two.heart.owe('owned', 'me')
+      sleep(0.01) until two.heart.owed.empty?
+      held.release
+    end
+  end
+end
+
 # An exception arrives while the call waits to change the state of its object.
 def break_off(ready = -> { true })
   locked = Queue.new

@@ -77,7 +77,7 @@ module Dlock
 
     # Asks the server. The answer can be outdated on arrival; to be sure, guard.
     def held_on_server?
-      held? && send_held(Wire.call('dlock_is_held', @name, lease: (@lease ? @lease.id : @fence if lease?))).first
+      held? && send_held(Wire.call('dlock_is_held', @name, lease: @heart&.id)).first
     end
 
     def to_s
@@ -188,11 +188,13 @@ module Dlock
     end
 
     def request
-      @fence = nil
+      @fence = @asked = nil
       @doubt = false
       return ask('dlock_acquire') unless lease?
 
-      @asked = @owner || SecureRandom.uuid
+      owner = @owner || SecureRandom.uuid
+      @heart = @lease.heart_for(@name, owner) if @lease
+      @asked = owner
       @lease ? request_of_lease : request_with_ttl
       @line.close # a held lock needs no connection
       @line.checks = false
@@ -210,20 +212,19 @@ module Dlock
 
     # Requests the lock over the lease's connection, if it need not wait.
     def request_of_lease
-      @lease.may_ask(@name, @asked)
       begin
         @lease.use do |line|
-          @fence = line.ask { statement('dlock_lease_acquire', 0, [@lease.id]) }.first
+          @fence = line.ask { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
         ensure
           @doubt = line.doubt
         end
       rescue LockTimeout
         raise if @timeout == 0
 
-        ask('dlock_lease_acquire', @lease.id)
+        ask('dlock_lease_acquire', @heart.id)
       end
-      Dlock.guarded { (@heart = @lease.heart)&.join(self, @name, @fence) }
-      @lease.check
+      Dlock.guarded { @heart.join(self, @name, @fence) }
+      raise LockLost.new("#{self} was lost: #{@heart.over}", '55L01') if @heart.over
     end
 
     # After a long wait, only a renewal makes the deadline known. A repeated request keeps its earlier ttl.
@@ -251,27 +252,28 @@ module Dlock
       heart = @heart
       Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
       @line.drop
-      take_back if lease? && @asked && !refused
+      take_back(heart) if @asked && (heart || @ttl) && !refused
     ensure
       @line.drop
       end_hold
       @fence = @asked = nil
     end
 
-    def take_back
+    def take_back(heart)
       till = Dlock.now + UNDO
       pause = Dlock.pauses
       @line.checks = false
-      while @line.ask([Pulse::TAKE_BACK, [@name, @asked]], till: till).first == false
+      while @line.ask([Pulse::TAKE_BACK, [@name, @asked, (heart.id if @lease)]], till: till).first == false
         raise ConnectionLost, 'its session continues to wait' if Dlock.now >= till
 
         sleep(pause.call)
       end
     rescue Error
-      @lease&.owe(@name, @asked) # without a Lease, the lock expires
+      heart.owe(@name, @asked) if @lease # without a Lease, the lock expires
     end
 
     def let_go
+      heart = @heart
       release = Wire.call('dlock_release_ticket', @fence)
       return let_session_go(release) unless lease?
       return give_back(@line, release, true) unless @lease
@@ -282,12 +284,13 @@ module Dlock
       rescue LockLost
         raise
       rescue Error
-        @lease.owe(@name, @asked)
+        heart.owe(@name, @asked)
         raise
+      ensure
+        Dlock.guarded { heart.together.delete(@name) } unless @asked
       end
     ensure
       @line.close
-      @lease&.released(@name) unless @asked
     end
 
     def let_session_go(release)
