@@ -419,6 +419,22 @@ row :acquire_same_owner do
   end
 end
 
+# Each change of a held lock has a connection of its own.
+row :changes_at_once do
+  opened = []
+  locks = Dlock::Locks.new(lambda do
+    PG.connect.tap do |connection|
+      opened << connection
+      sleep(0.001) until [1, 3, 4].include?(opened.size)
+    end
+  end)
+  locks.lock('plain', ttl: 3600).synchronize do |lock|
+    [Thread.new { lock.renew }, Thread.new { lock.info = 'me' }].each(&:join)
+    expect(opened.size, 3)
+    sleep(0.01) until opened.all?(&:finished?)
+  end
+end
+
 # An exception arrives while the call waits to change the state of its object.
 def break_off(ready = -> { true })
   locked = Queue.new

@@ -99,6 +99,7 @@ module Dlock
     def connect(source)
       case source
       when Locks
+        @locks = source
         @line = source.line(@name)
         source.observer
       when Lease
@@ -316,9 +317,10 @@ module Dlock
       Task.run(stops: false) do
         next [@line.ask_once(statement, Dlock.now + GRACE).first] unless @ttl
 
-        [@line.ask(statement, till: deadline).first, @line.sent]
+        line = @locks.line(@name) # of its own, because several threads may call this
+        [line.ask(statement, till: deadline).first, line.sent]
       ensure
-        @line.close if @ttl
+        line&.close
       end
     end
   end
