@@ -419,6 +419,18 @@ row :acquire_same_owner do
   end
 end
 
+# The timeout counts even if the server does not answer.
+row :acquire_server_away do
+  away = false
+  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 3600)
+  lease = locks.lease(3600).open
+  away = true
+  lease.instance_variable_get(:@line).drop
+  raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
+  away = false
+  lease.close
+end
+
 # Each change of a held lock has a connection of its own.
 row :changes_at_once do
   opened = []

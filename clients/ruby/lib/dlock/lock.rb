@@ -215,7 +215,7 @@ module Dlock
     def request_of_lease
       begin
         @lease.use do |line|
-          @fence = line.ask { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
+          @fence = line.ask(till: @until + GRACE) { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
         ensure
           @doubt = line.doubt
         end
