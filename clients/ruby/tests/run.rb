@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# Tests of the Ruby gem: locks on connections of pg, leases, and with_advisory_lock in ActiveRecord
+# Tests of the Ruby gem: locks on connections of pg, leases, tickets, and with_advisory_lock in ActiveRecord
 #
 # A test for a row of clients/scenarios.md has the row's name. test/t/client_ruby.pl runs this program. libpq's
 # environment variables name the server.
@@ -519,6 +519,31 @@ row :no_thread do
   lease.open
   without.call { lease.close }
   lease.close
+end
+
+#
+# Tickets
+#
+
+# The heartbeat undoes an enqueue that was interrupted or has failed after the server had executed it.
+row :enqueue_broken_off do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    asking = fails = answered = nil
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      super(*values).tap { fails.call if values[0][0].include?(answered) }
+    end
+    failures = [-> { raise Boom }, -> { asking.raise(Boom) || Dlock::Stop.sleep(3600) }]
+    failures.product(%w[dlock_lease_enqueue dlock_wait]) do |failure, statement|
+      fails = failure
+      answered = statement
+      asking = Thread.new { raises(Boom) { tickets.enqueue('queue') } }
+      asking.join
+      wait_until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'queue'")
+      expect(tickets.instance_variable_get(:@places), {})
+    end
+    tickets.close
+  end
 end
 
 #
