@@ -546,6 +546,48 @@ row :enqueue_broken_off do
   end
 end
 
+# If the connection has become silent, the next round connects again.
+row :round_silent do
+  silent = lambda do |tickets|
+    line = tickets.instance_variable_get(:@line)
+    old = line.connection
+    line.define_singleton_method(:ask_once) do |*values|
+      raise Dlock::ConnectionLost, 'no answer in time' if connection.equal?(old)
+
+      super(*values)
+    end
+    tickets.instance_variable_set(:@round, Dlock.now)
+  end
+  lease.synchronize do |lease|
+    holds('queue') do
+      kept = lease.tickets
+      ticket = kept.enqueue('queue')
+      silent.call(kept)
+      expect(kept.next(0), nil)
+      ask('SELECT dlock_force_release(ticket) FROM dlock_locks WHERE granted')
+      event = kept.next(PATIENCE)
+      expect([event.event, event.ticket], ['granted', ticket])
+      kept.close
+    end
+  end
+
+  ours = Dlock::Locks.new('').tickets
+  ours.enqueue('queue')
+  expect(ours.next(0).event, 'granted')
+  silent.call(ours)
+  raises(Dlock::LockLost, '55L01') { ours.next(0) }
+  ours.close
+
+  watching = Dlock::Locks.new('').watch('queue')
+  expect(watching.next(PATIENCE).event, 'free')
+  silent.call(watching)
+  watching.next(0)
+  holds('queue') do
+    event = watching.next(PATIENCE).event until event == 'held'
+  end
+  watching.close
+end
+
 #
 # with_advisory_lock
 #

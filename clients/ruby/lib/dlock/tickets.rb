@@ -141,20 +141,24 @@ module Dlock
     def listen
       use(wakes: false) do
         session
-        if Dlock.now >= @round
-          @round = Dlock.now + ROUND
-          @places.keys.each { |ticket| confirm(ticket) }
-        end
         begin
-          @line.connection.consume_input
+          ask_all if Dlock.now >= @round
+          @line.connection&.consume_input
           while (notification = @line.connection&.notifies)
             hear(JSON.parse(notification[:extra]))
           end
-        rescue PG::Error
+        rescue PG::Error, ConnectionLost
           @line.drop
           session
         end
       end
+    end
+
+    # Asks for all grants. The first query finds a silent connection, also if there are only grants and watches.
+    def ask_all
+      @round = Dlock.now + ROUND
+      say(['SELECT 1', []])
+      @places.keys.each { |ticket| confirm(ticket) }
     end
 
     def hear(said)
