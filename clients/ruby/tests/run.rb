@@ -521,6 +521,26 @@ row :no_thread do
   lease.close
 end
 
+# A daemon has a heartbeat of its own.
+row :daemon do
+  reader, writer = IO.pipe
+  child = fork do
+    earlier = lease.open
+    Process.daemon(true, true)
+    expect(earlier.lost?)
+    Dlock::Locks.new('').lease(3600, interval: 0.1).synchronize do |lease|
+      before = lease.deadline
+      Timeout.timeout(PATIENCE) { sleep(0.01) until lease.deadline > before }
+    end
+    writer.write(earlier.id)
+  ensure
+    exit!
+  end
+  writer.close
+  Process.wait(child)
+  expect(ask('SELECT dlock_lease_close($1)', reader.read), '0')
+end
+
 #
 # Tickets
 #

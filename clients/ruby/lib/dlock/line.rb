@@ -359,6 +359,10 @@ module Dlock
       Dlock.forked if pid.zero?
       pid
     end
+
+    def daemon(...)
+      super.tap { Dlock.forked }
+    end
   end
   Process.singleton_class.prepend(Forks)
 
