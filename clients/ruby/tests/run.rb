@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# Tests of the Ruby gem: locks on connections of pg, leases, and with_advisory_lock in ActiveRecord
+# Tests of the Ruby gem: locks on connections of pg, leases, tickets, and with_advisory_lock in ActiveRecord
 #
 # A test for a row of clients/scenarios.md has the row's name. test/t/client_ruby.pl runs this program. libpq's
 # environment variables name the server.
@@ -313,6 +313,7 @@ row :renew_reopened do
       raises(Dlock::WrongState, '55000') { lease.renew(7200) }
       lease.check
       expect(lease.instance_variable_get(:@ttl), 3600)
+      lease.close
     end
   end
 end
@@ -327,6 +328,7 @@ row :change_reopened do
     end
     raises(Dlock::WrongState, '55000') { lease.info = 'one' }
     lease.check
+    lease.close
   end
 end
 
@@ -369,6 +371,241 @@ row :open_broken_off do
   raises(Boom) { lease.open }
   expect(lease.held?)
   lease.close
+end
+
+# A lock does not become a lock of the lease that was opened after the request.
+row :acquire_reopened do
+  reopen = lambda do |lease|
+    lease.close
+    lease.open
+  end
+  lease.synchronize do |lease|
+    lock = lease.lock('plain')
+    lease.define_singleton_method(:use) do |&work|
+      super(&work).tap do
+        singleton_class.remove_method(:use)
+        reopen.call(self)
+      end
+    end
+    raises(Dlock::LockLost, '55L01') { lock.acquire }
+    expect([lock.held?, left('plain')], [false, 0])
+
+    lease.define_singleton_method(:new_line) do
+      lease = self
+      super().tap do |line|
+        line.define_singleton_method(:ask) { |**options, &work| super(**options, &work).tap { reopen.call(lease) } }
+      end
+    end
+    raises(Dlock::LockLost, '55L01') { lease.acquire_all(%w[a b]) }
+    expect([left('a'), left('b')], [0, 0])
+    lease.close
+  end
+end
+
+# The undo of a request does not release the ticket that another lease has with the same owner.
+row :acquire_same_owner do
+  lease.synchronize do |one|
+    lease.synchronize do |two|
+      held = one.lock('owned', owner: 'me').acquire
+      waiter = Thread.new { raises(Boom) { two.lock('owned', owner: 'me').acquire } }
+      wait_until_waiting('owned')
+      waiter.raise(Boom)
+      waiter.join
+      expect(left('owned'), 1)
+      two.heart.owe('owned', 'me')
+      sleep(0.01) until two.heart.owed.empty?
+      held.release
+    end
+  end
+end
+
+# The timeout counts even if the server does not answer.
+row :acquire_server_away do
+  away = false
+  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 3600)
+  lease = locks.lease(3600).open
+  away = true
+  lease.instance_variable_get(:@line).drop
+  raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
+  away = false
+  lease.close
+end
+
+# Each change of a held lock has a connection of its own.
+row :changes_at_once do
+  opened = []
+  locks = Dlock::Locks.new(lambda do
+    PG.connect.tap do |connection|
+      opened << connection
+      sleep(0.001) until [1, 3, 4].include?(opened.size)
+    end
+  end)
+  locks.lock('plain', ttl: 3600).synchronize do |lock|
+    [Thread.new { lock.renew }, Thread.new { lock.info = 'me' }].each(&:join)
+    expect(opened.size, 3)
+    sleep(0.01) until opened.all?(&:finished?)
+  end
+end
+
+# An exception arrives while the call waits to change the state of its object.
+def break_off(ready = -> { true })
+  locked = Queue.new
+  free = Queue.new
+  locking = Thread.new do
+    Dlock::GUARD.synchronize do
+      locked << true
+      free.pop
+    end
+  end
+  locked.pop
+  calling = Thread.new { raises(Boom) { yield } }
+  sleep(0.01) until calling.stop? && ready.call
+  calling.raise(Boom)
+  free << true
+  [locking, calling].each(&:join)
+end
+
+# Then no state remains that only the call could end.
+row :state_broken_off do
+  locks = Dlock::Locks.new('')
+  over = lambda do |kept|
+    sleep(0.01) until kept.instance_variable_get(:@state) == 'not held'
+    wait_until('SELECT count(*) = 0 FROM dlock_locks')
+  end
+  app do |db|
+    [lock(db, 'plain'), locks.lock('plain'), locks.lock('plain', ttl: 3600)].each do |lock|
+      break_off { lock.acquire }
+      over.call(lock)
+      lock.acquire
+      break_off { lock.release }
+      over.call(lock)
+      lock.synchronize { expect(left('plain'), 1) }
+    end
+    break_off(-> { left('a') == 1 }) { Dlock.acquire_all(db, %w[a b]) }
+    wait_until('SELECT count(*) = 0 FROM dlock_locks')
+  end
+  lease = lease()
+  break_off { lease.open }
+  over.call(lease)
+  lease.open
+  break_off { lease.close }
+  over.call(lease)
+  lease.define_singleton_method(:open_for) { |mine| super(mine).tap { raise Boom } }
+  raises(Boom) { lease.synchronize { raise 'let in' } }
+  expect(lease.held?, false)
+end
+
+# The same if there can be no thread for the call.
+row :no_thread do
+  thread = Dlock::Task.method(:thread)
+  without = lambda do |&call|
+    Dlock::Task.define_singleton_method(:thread) { raise ThreadError }
+    raises(ThreadError) { call.call }
+  ensure
+    Dlock::Task.define_singleton_method(:thread, thread)
+  end
+  app do |db|
+    held = lock(db, 'plain')
+    without.call { held.acquire }
+    held.synchronize { nil }
+  end
+  held = Dlock::Locks.new('').lock('plain', ttl: 3600)
+  without.call { held.acquire }
+  held.acquire
+  without.call { held.release }
+  held.release
+  lease = lease()
+  without.call { lease.open }
+  lease.open
+  without.call { lease.close }
+  lease.close
+end
+
+# A daemon has a heartbeat of its own.
+row :daemon do
+  reader, writer = IO.pipe
+  child = fork do
+    earlier = lease.open
+    Process.daemon(true, true)
+    expect(earlier.lost?)
+    Dlock::Locks.new('').lease(3600, interval: 0.1).synchronize do |lease|
+      before = lease.deadline
+      Timeout.timeout(PATIENCE) { sleep(0.01) until lease.deadline > before }
+    end
+    writer.write(earlier.id)
+  ensure
+    exit!
+  end
+  writer.close
+  Process.wait(child)
+  expect(ask('SELECT dlock_lease_close($1)', reader.read), '0')
+end
+
+#
+# Tickets
+#
+
+# The heartbeat undoes an enqueue that was interrupted or has failed after the server had executed it.
+row :enqueue_broken_off do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    asking = fails = answered = nil
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      super(*values).tap { fails.call if values[0][0].include?(answered) }
+    end
+    failures = [-> { raise Boom }, -> { asking.raise(Boom) || Dlock::Stop.sleep(3600) }]
+    failures.product(%w[dlock_lease_enqueue dlock_wait]) do |failure, statement|
+      fails = failure
+      answered = statement
+      asking = Thread.new { raises(Boom) { tickets.enqueue('queue') } }
+      asking.join
+      wait_until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'queue'")
+      expect(tickets.instance_variable_get(:@places), {})
+    end
+    tickets.close
+  end
+end
+
+# If the connection has become silent, the next round connects again.
+row :round_silent do
+  silent = lambda do |tickets|
+    line = tickets.instance_variable_get(:@line)
+    old = line.connection
+    line.define_singleton_method(:ask_once) do |*values|
+      raise Dlock::ConnectionLost, 'no answer in time' if connection.equal?(old)
+
+      super(*values)
+    end
+    tickets.instance_variable_set(:@round, Dlock.now)
+  end
+  lease.synchronize do |lease|
+    holds('queue') do
+      kept = lease.tickets
+      ticket = kept.enqueue('queue')
+      silent.call(kept)
+      expect(kept.next(0), nil)
+      ask('SELECT dlock_force_release(ticket) FROM dlock_locks WHERE granted')
+      event = kept.next(PATIENCE)
+      expect([event.event, event.ticket], ['granted', ticket])
+      kept.close
+    end
+  end
+
+  ours = Dlock::Locks.new('').tickets
+  ours.enqueue('queue')
+  expect(ours.next(0).event, 'granted')
+  silent.call(ours)
+  raises(Dlock::LockLost, '55L01') { ours.next(0) }
+  ours.close
+
+  watching = Dlock::Locks.new('').watch('queue')
+  expect(watching.next(PATIENCE).event, 'free')
+  silent.call(watching)
+  watching.next(0)
+  holds('queue') do
+    event = watching.next(PATIENCE).event until event == 'held'
+  end
+  watching.close
 end
 
 #

@@ -37,6 +37,11 @@ module Dlock
       end
     end
 
+    # Releases one ticket, or an array of tickets.
+    def undo(answer)
+      Task.run(stops: false) { release(answer) }
+    end
+
     private
 
     # Undoes an interrupted request, or closes the connection.
@@ -44,7 +49,6 @@ module Dlock
       Wire.idle?(raw) ? release(answer&.first) : raw.finish
     end
 
-    # Releases one ticket, or an array of tickets.
     def release(answer)
       Wire.numbers(answer.to_s).each do |ticket|
         Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)

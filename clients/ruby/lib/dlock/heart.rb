@@ -91,13 +91,15 @@ module Dlock
       end
     end
 
-    def turn(before, after)
+    # An exception can arrive right after the change. The token tells the caller whether it has made the change.
+    def turn(before, after, mine = @mine)
       look
       Dlock.guarded do
         raise WrongState.new("#{self} is #{@state}", '55000') unless @state == before
 
         @pid = Process.pid
         @state = after
+        @mine = mine
       end
     end
 
@@ -216,7 +218,7 @@ module Dlock
   class Heart
     MARGIN = 0.01
 
-    attr_reader :id, :life, :interval, :deadline, :members, :owed
+    attr_reader :id, :life, :interval, :deadline, :members, :owed, :together
     attr_accessor :due
 
     @all = {}.compare_by_identity
@@ -255,6 +257,7 @@ module Dlock
       @due = Dlock.now + interval
       @members = { kept => nil }.compare_by_identity
       @owed = {}
+      @together = {} # the names of locks that were acquired together
       Dlock.guarded do
         Heart.all[self] = true
         @pulse = Pulse.all[source.key] ||= Pulse.new(source)
@@ -290,6 +293,14 @@ module Dlock
       end
     end
 
+    # Lets the heartbeat undo a request that the server may have executed. Requests for several locks have no owner.
+    def owe(name, owner)
+      Dlock.guarded do
+        @owed[[name, owner]] = true
+        MOVED.broadcast
+      end
+    end
+
     # The reason if the lease is over. Checks the clock, because a stopped process may ask before its watcher has run.
     def over
       @over ||= ('its deadline has passed' if Dlock.now >= @deadline)
@@ -319,12 +330,6 @@ module Dlock
       finish('its lease is closed') if last
     end
 
-    # Lets the heartbeat undo a request that the server may have executed. Requests for several locks have no owner.
-    def owe(name, owner)
-      @owed[[name, owner]] = true
-      MOVED.broadcast
-    end
-
     def renewed(sent, tickets, gone, asked)
       return if over
       return finish('the server has ended its lease') unless tickets
@@ -342,13 +347,11 @@ module Dlock
             ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)' \
             ' WHERE NOT dlock_check(name, fence))::text'
 
-    # Releases the tickets that a request of this owner may have left. False if the request's session still waits,
-    # because it has not noticed yet that the client is gone.
+    # Releases the tickets that a request of this owner for this lease may have left. The lease is NULL for a lock with
+    # a ttl. False if the request's session still waits, because it has not noticed yet that the client is gone.
     TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
-                " WHERE owner = $2 AND scope = 'lease' AND role = current_user"
-    # The same for a request for several locks
-    TAKE_BACK_OF_LEASE = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
-                         ' WHERE lease = $2 AND owner IS NULL'
+                ' WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket)' \
+                " AND scope = 'lease' AND role = current_user"
 
     @all = {}
 
@@ -418,7 +421,7 @@ module Dlock
       renew(due)
       due.map do |heart|
         GUARD.synchronize { heart.owed.keys }.map do |name, owner|
-          next false if ask(owner ? TAKE_BACK : TAKE_BACK_OF_LEASE, name, owner || heart.id).first == false
+          next false if ask(TAKE_BACK, name, owner, heart.id).first == false
 
           GUARD.synchronize { heart.owed.delete([name, owner]) }
         end.all?

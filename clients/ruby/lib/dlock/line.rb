@@ -291,10 +291,12 @@ module Dlock
 
     # Executes a statement once, over the existing connection. The time may be a function.
     def ask_once(statement, till)
-      raise ConnectionLost, 'the connection is gone' unless @connection
+      @using.synchronize do
+        raise ConnectionLost, 'the connection is gone' unless @connection
 
-      @sent = Dlock.now
-      @using.synchronize { Wire.ask(@connection, statement, till) }
+        @sent = Dlock.now
+        Wire.ask(@connection, statement, till)
+      end
     end
 
     # Has the server closed the connection? For a connection that is not in use.
@@ -356,6 +358,10 @@ module Dlock
       pid = super
       Dlock.forked if pid.zero?
       pid
+    end
+
+    def daemon(...)
+      super.tap { Dlock.forked }
     end
   end
   Process.singleton_class.prepend(Forks)

@@ -40,15 +40,17 @@ module Dlock
 
     # Raises LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
     def release
-      turn('held', 'being released')
       return release_here if @database
 
       Task.run(stops: false) do
-        let_go
-      ensure
-        end_hold
-        observe('held', @since) unless @loss
-        @fence = nil
+        turn('held', 'being released')
+        begin
+          let_go
+        ensure
+          end_hold
+          observe('held', @since) unless @loss
+          @fence = nil
+        end
       end
       nil
     end
@@ -75,7 +77,7 @@ module Dlock
 
     # Asks the server. The answer can be outdated on arrival; to be sure, guard.
     def held_on_server?
-      held? && send_held(Wire.call('dlock_is_held', @name, lease: (@lease ? @lease.id : @fence if lease?))).first
+      held? && send_held(Wire.call('dlock_is_held', @name, lease: @heart&.id)).first
     end
 
     def to_s
@@ -97,6 +99,7 @@ module Dlock
     def connect(source)
       case source
       when Locks
+        @locks = source
         @line = source.line(@name)
         source.observer
       when Lease
@@ -126,25 +129,28 @@ module Dlock
     end
 
     def take(mine)
-      turn('not held', 'asked for')
-      begin_wait
-      @mine = mine
-      return take_here if @database
+      return take_here(mine) if @database
 
       Task.run(->(_) { withdraw(nil) }) do
-        @until = @timeout ? Dlock.now + @timeout : FOREVER
-        @line.checks = @timeout != 0
-        request
-        begin_hold
-      rescue Exception => e # rubocop:disable Lint/RescueException
-        observe('failed', @since, e)
-        withdraw(e)
-        raise
+        turn('not held', 'asked for', mine)
+        begin
+          begin_wait
+          @until = @timeout ? Dlock.now + @timeout : FOREVER
+          @line.checks = @timeout != 0
+          request
+          begin_hold
+        rescue Exception => e # rubocop:disable Lint/RescueException
+          observe('failed', @since, e)
+          withdraw(e)
+          raise
+        end
       end
     end
 
-    # Acquires the lock on the program's connection.
-    def take_here
+    # Acquires the lock on the program's connection. An exception can arrive at each step.
+    def take_here(mine)
+      turn('not held', 'asked for', mine)
+      begin_wait
       @fence = nil
       @fence = @database.request("dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire", @name,
                                  timeout: Seconds.of(@timeout), **@options)
@@ -152,10 +158,22 @@ module Dlock
 
       begin_hold
     ensure
-      @state = 'not held' unless @fence
+      if @mine.equal?(mine) && @state == 'asked for'
+        @state = 'not held'
+        @database.undo(@fence) if @fence
+      end
     end
 
+    # Releases the lock even if an exception arrives before the release is sent.
     def release_here
+      mine = Object.new
+      turn('held', 'being released', mine)
+      nil
+    ensure
+      let_go_here if @mine.equal?(mine)
+    end
+
+    def let_go_here
       return if @transaction
 
       released = begin
@@ -171,11 +189,13 @@ module Dlock
     end
 
     def request
-      @fence = nil
+      @fence = @asked = nil
       @doubt = false
       return ask('dlock_acquire') unless lease?
 
-      @asked = @owner || SecureRandom.uuid
+      owner = @owner || SecureRandom.uuid
+      @heart = @lease.heart_for(@name, owner) if @lease
+      @asked = owner
       @lease ? request_of_lease : request_with_ttl
       @line.close # a held lock needs no connection
       @line.checks = false
@@ -193,20 +213,19 @@ module Dlock
 
     # Requests the lock over the lease's connection, if it need not wait.
     def request_of_lease
-      @lease.may_ask(@name, @asked)
       begin
         @lease.use do |line|
-          @fence = line.ask { statement('dlock_lease_acquire', 0, [@lease.id]) }.first
+          @fence = line.ask(till: @until + GRACE) { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
         ensure
           @doubt = line.doubt
         end
       rescue LockTimeout
         raise if @timeout == 0
 
-        ask('dlock_lease_acquire', @lease.id)
+        ask('dlock_lease_acquire', @heart.id)
       end
-      Dlock.guarded { (@heart = @lease.heart)&.join(self, @name, @fence) }
-      @lease.check
+      Dlock.guarded { @heart.join(self, @name, @fence) }
+      raise LockLost.new("#{self} was lost: #{@heart.over}", '55L01') if @heart.over
     end
 
     # After a long wait, only a renewal makes the deadline known. A repeated request keeps its earlier ttl.
@@ -234,27 +253,28 @@ module Dlock
       heart = @heart
       Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
       @line.drop
-      take_back if lease? && @asked && !refused
+      take_back(heart) if @asked && (heart || @ttl) && !refused
     ensure
       @line.drop
       end_hold
       @fence = @asked = nil
     end
 
-    def take_back
+    def take_back(heart)
       till = Dlock.now + UNDO
       pause = Dlock.pauses
       @line.checks = false
-      while @line.ask([Pulse::TAKE_BACK, [@name, @asked]], till: till).first == false
+      while @line.ask([Pulse::TAKE_BACK, [@name, @asked, (heart.id if @lease)]], till: till).first == false
         raise ConnectionLost, 'its session continues to wait' if Dlock.now >= till
 
         sleep(pause.call)
       end
     rescue Error
-      @lease&.owe(@name, @asked) # without a Lease, the lock expires
+      heart.owe(@name, @asked) if @lease # without a Lease, the lock expires
     end
 
     def let_go
+      heart = @heart
       release = Wire.call('dlock_release_ticket', @fence)
       return let_session_go(release) unless lease?
       return give_back(@line, release, true) unless @lease
@@ -265,12 +285,13 @@ module Dlock
       rescue LockLost
         raise
       rescue Error
-        @lease.owe(@name, @asked)
+        heart.owe(@name, @asked)
         raise
+      ensure
+        Dlock.guarded { heart.together.delete(@name) } unless @asked
       end
     ensure
       @line.close
-      @lease&.released(@name) unless @asked
     end
 
     def let_session_go(release)
@@ -296,9 +317,10 @@ module Dlock
       Task.run(stops: false) do
         next [@line.ask_once(statement, Dlock.now + GRACE).first] unless @ttl
 
-        [@line.ask(statement, till: deadline).first, @line.sent]
+        line = @locks.line(@name) # of its own, because several threads may call this
+        [line.ask(statement, till: deadline).first, line.sent]
       ensure
-        @line.close if @ttl
+        line&.close
       end
     end
   end
@@ -307,13 +329,16 @@ module Dlock
   # them, unless they end with the transaction.
   def self.acquire_all(connection, names, transaction: false, timeout: nil, shared: nil, info: nil)
     names = names.uniq
-    locks = names.map { |name| Lock.new(connection, name, transaction: transaction) }
-    fences = Database.for(connection).request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all",
-                                              Wire.array(names), timeout: Seconds.of(timeout), shared: shared,
-                                                                 info: info)
+    database = Database.for(connection)
+    locks = names.map { |name| Lock.new(database, name, transaction: transaction) }
+    fences = database.request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all", Wire.array(names),
+                              timeout: Seconds.of(timeout), shared: shared, info: info)
     raise LockTimeout.new("not all of #{names} are free", '55P03') unless fences
 
     locks.zip(Wire.numbers(fences)).map { |lock, fence| lock.hold(fence) }
+  rescue Exception # rubocop:disable Lint/RescueException
+    database.undo(fences) if fences
+    raise
   end
 
   # For a pool that gets a connection back: rolls back, and releases forgotten locks

@@ -88,24 +88,10 @@ module Dlock
       @options = { info: info, delay: Seconds.of(delay) }
       @line = new_line # for all calls that need not wait
       @free = Box.new(true) # for one call at a time
-      @together = {} # the names of locks that were acquired together
     end
 
     def open
-      turn('not held', 'asked for')
-      begin_wait
-      @together.clear
-      # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
-      Task.run(->(id) { close if @state == 'held' && @id == id }) do
-        @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
-        @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
-        begin_hold
-        id
-      rescue Exception # rubocop:disable Lint/RescueException
-        @line.drop
-        end_hold
-        raise
-      end
+      open_for(Object.new)
       self
     end
 
@@ -117,17 +103,18 @@ module Dlock
       sleep(pause.call) while @state == 'asked for'
       return if @state == 'not held'
 
-      turn('held', 'being released')
-      Task.run(stops: false) { shut }
+      Task.run(stops: false) do
+        turn('held', 'being released')
+        shut
+      end
       nil
     end
 
     # Opens the lease, yields it, and closes it.
     def synchronize
-      opened = false
-      leaving(-> { close if opened }) do
-        open
-        opened = true
+      mine = Object.new
+      leaving(-> { close if @mine.equal?(mine) && held? }) do
+        open_for(mine)
         yield self
       end
     end
@@ -144,10 +131,11 @@ module Dlock
       names = names.uniq
       all = names.map { |name| lock(name) }
       till = timeout ? Dlock.now + timeout : FOREVER
+      heart = nil
       # as soon as the server answers, the heartbeat undoes locks that may have been acquired
-      Task.run(->(_) { give_up(names, true) }) do
-        claim(names)
-        take_all(all, names, timeout, till, shared: shared, info: info)
+      Task.run(->(_) { give_up(heart, names, true) }) do
+        heart = claim(names)
+        take_all(heart, all, timeout, till, shared: shared, info: info)
       end
     end
 
@@ -175,18 +163,13 @@ module Dlock
       mine ? after_use : line&.close
     end
 
-    def may_ask(name, owner)
-      check
+    # Requests keep this heart, because another thread may close the lease, and open the next one.
+    def heart_for(name, owner)
+      heart = open_heart
       raise WrongState.new("#{name.inspect} is being taken back from #{owner}", '55000') if
-        Dlock.guarded { @heart&.owed&.key?([name, owner]) }
-    end
+        Dlock.guarded { heart.owed.key?([name, owner]) }
 
-    def owe(name, owner)
-      Dlock.guarded { @heart&.owe(name, owner) }
-    end
-
-    def released(name)
-      Dlock.guarded { @together.delete(name) }
+      heart
     end
 
     # Returns the answer, and when the statement was sent.
@@ -200,40 +183,65 @@ module Dlock
       @id
     end
 
-    def claim(names)
-      check
-      Dlock.guarded do
-        names.each do |name|
-          raise WrongState.new("#{self} has #{name.inspect} already", '55000') if
-            @together[name] || @heart&.owed&.key?([name, nil])
+    def open_for(mine)
+      # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
+      Task.run(->(id) { close if @state == 'held' && @id == id }) do
+        turn('not held', 'asked for', mine)
+        begin
+          begin_wait
+          @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
+          @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
+          begin_hold
+          id
+        rescue Exception # rubocop:disable Lint/RescueException
+          @line.drop
+          end_hold
+          raise
         end
-        names.each { |name| @together[name] = true }
       end
     end
 
-    def take_all(all, names, timeout, till, **options)
+    def open_heart
+      check
+      @heart or raise WrongState.new("#{self} is being closed", '55000')
+    end
+
+    def claim(names)
+      heart = open_heart
+      Dlock.guarded do
+        names.each do |name|
+          raise WrongState.new("#{self} has #{name.inspect} already", '55000') if
+            heart.together[name] || heart.owed.key?([name, nil])
+        end
+        names.each { |name| heart.together[name] = true }
+      end
+      heart
+    end
+
+    def take_all(heart, all, timeout, till, **options)
+      names = all.map(&:name)
       line = new_line
       line.checks = timeout != 0
       fences = line.ask(till: till + GRACE, limit: FOREVER) do
         left = Seconds.of(till - Dlock.now) if till < FOREVER
-        Wire.call('dlock_lease_acquire_all', Wire.array(names), @id, timeout: left, **options)
+        Wire.call('dlock_lease_acquire_all', Wire.array(names), heart.id, timeout: left, **options)
       end.first
-      heart = @heart
-      all.zip(Wire.numbers(fences)) { |lock, fence| lock.hold(fence, heart) } if heart
-      check
+      all.zip(Wire.numbers(fences)) { |lock, fence| lock.hold(fence, heart) }
+      raise LockLost.new("#{self} was lost: #{heart.over}", '55L01') if heart.over
+
       all
     rescue Exception => e # rubocop:disable Lint/RescueException
       unknown = !e.is_a?(Error) || [Cancelled, ConnectionLost, LockLost, QuorumLate].include?(e.class)
-      give_up(names, line.doubt || unknown)
+      give_up(heart, names, line.doubt || unknown)
       raise
     ensure
       line.close
     end
 
-    def give_up(names, owed)
+    def give_up(heart, names, owed)
       names.each do |name|
-        owe(name, nil) if owed
-        released(name)
+        heart.owe(name, nil) if owed
+        Dlock.guarded { heart.together.delete(name) }
       end
     end
 

@@ -123,6 +123,8 @@ module Dlock
       ensure
         @outcome.put([nil, ConnectionLost.new('the thread was killed')]) unless @outcome.see(0)
       end
+    rescue ThreadError => e
+      @outcome.put([nil, e])
     end
 
     def value

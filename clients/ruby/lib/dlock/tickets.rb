@@ -32,12 +32,20 @@ module Dlock
     # Returns the ticket, which is the fence once it is granted. The options are shared, slots, permits, info and, with
     # a lease, owner.
     def enqueue(name, owner: nil, **options)
-      statement = if @lease
-                    Wire.call('dlock_lease_enqueue', name, @lease.id, owner: owner || SecureRandom.uuid, **options)
+      owner ||= SecureRandom.uuid if @lease
+      heart = @lease&.heart_for(name, owner)
+      statement = if heart
+                    Wire.call('dlock_lease_enqueue', name, heart.id, owner: owner, **options)
                   else
                     Wire.call('dlock_enqueue', name, **options)
                   end
-      use(name, method(:forget_request)) do
+      ticket = nil
+      undo = lambda do |answer|
+        ticket ||= answer
+        @places.delete(ticket)
+        heart ? heart.owe(name, owner) : take_back(ticket)
+      end
+      use(name, undo) do
         ticket = ask(statement).first
         @places[ticket] = Place.new(name, statement)
         confirm(ticket)
@@ -102,8 +110,8 @@ module Dlock
       Task.run(undo && ->(result) { alone.call(-> { undo.call(result) }) }, stops: stops) do
         alone.call(lambda do
           yield
-        rescue Stop => e
-          undo&.call(e.answer&.first)
+        rescue Exception => e # rubocop:disable Lint/RescueException
+          undo&.call((e.answer&.first if e.is_a?(Stop)))
           raise
         ensure
           @line.drop unless @line.connection.nil? || Wire.idle?(@line.connection)
@@ -112,11 +120,10 @@ module Dlock
       end
     end
 
-    # Undoes an interrupted enqueue
-    def forget_request(ticket)
+    # Undoes an interrupted enqueue for the session
+    def take_back(ticket)
       return unless ticket.is_a?(Integer) && @line.connection
 
-      @places.delete(ticket)
       @line.ask_once(Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
     rescue Error
       @line.drop
@@ -134,20 +141,24 @@ module Dlock
     def listen
       use(wakes: false) do
         session
-        if Dlock.now >= @round
-          @round = Dlock.now + ROUND
-          @places.keys.each { |ticket| confirm(ticket) }
-        end
         begin
-          @line.connection.consume_input
+          ask_all if Dlock.now >= @round
+          @line.connection&.consume_input
           while (notification = @line.connection&.notifies)
             hear(JSON.parse(notification[:extra]))
           end
-        rescue PG::Error
+        rescue PG::Error, ConnectionLost
           @line.drop
           session
         end
       end
+    end
+
+    # Asks for all grants. The first query finds a silent connection, also if there are only grants and watches.
+    def ask_all
+      @round = Dlock.now + ROUND
+      say(['SELECT 1', []])
+      @places.keys.each { |ticket| confirm(ticket) }
     end
 
     def hear(said)
