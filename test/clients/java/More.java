@@ -20,7 +20,7 @@ import org.dlock.UncheckedDlockException;
  * What the client can do beyond the table of scenarios.
  *
  * <p>What would break it: a deadline that is later than the server's; one of several names that stays, or is missed; a
- * lock of another thread that looks like one's own.
+ * lock of another thread that looks like one's own; an undo that concerns another request; a wait that does not end.
  */
 final class More extends Stack {
     static final Duration LONG = Duration.ofHours(1);
@@ -71,7 +71,7 @@ final class More extends Stack {
             long before = Locks.now();
             for (Duration ttl : List.of(DAY, Duration.ofMinutes(10))) {
                 FutureTask<Void> renewal = aside(() -> lock.renew(ttl));
-                until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+                untilSlow();
                 Duration least = ttl.compareTo(LONG) < 0 ? ttl : LONG;
                 expires(lock.deadline(), before - LONG.toNanos() / 2, Locks.now(), least);
                 same(renewal.isDone(), false);
@@ -226,6 +226,26 @@ final class More extends Stack {
         }
     }
 
+    static void untilSlow() throws Exception {
+        until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+    }
+
+    static void callbackHangs() throws Exception {
+        CountDownLatch mayReturn = new CountDownLatch(1);
+        Lock lock = locks.lock("lease").ttl(LONG).interval(BEAT).acquire();
+        lock.lost().addCallback(it -> {
+            try {
+                mayReturn.await();
+            } catch (InterruptedException error) {
+                throw new IllegalStateException(error);
+            }
+        });
+        admin("SELECT dlock_force_release(?)", lock.fence());
+        same(lock.lost().future().get(TIMEOUT, TimeUnit.SECONDS), lock);
+        mayReturn.countDown();
+        fails(DlockException.LockLost.class, lock::release);
+    }
+
     static void guards() throws Exception {
         try (Lock lock = locks.lock("guarded").ttl(LONG).acquire();
                 Connection db = DriverManager.getConnection(MAIN)) {
@@ -371,6 +391,7 @@ final class More extends Stack {
         test("several names: all or none, in each scope", More::several);
         test("several names: a grant in doubt is taken back", More::severalInDoubt);
         test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
+        test("a callback that hangs does not keep others", More::callbackHangs);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
         test("a lock of a thread, as in java.util.concurrent", More::threads);

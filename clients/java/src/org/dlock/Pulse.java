@@ -35,7 +35,7 @@ final class Pulse {
     /** Protects the fields of hearts and pulses, and the fields below. */
     static final Object ALL = new Object();
     private static final Map<Source, Pulse> PULSES = new HashMap<>();
-    private static final List<Lost<?>> UNTOLD = new ArrayList<>();
+    private static final List<Runnable> UNTOLD = new ArrayList<>();
     private static boolean watching;
 
     final Set<Heart> hearts = new LinkedHashSet<>();
@@ -88,12 +88,12 @@ final class Pulse {
     }
 
     /** Calls back in a separate thread; if none can be started, the watcher tries again. */
-    static void tell(Lost<?> lost) {
+    static void tell(Runnable call) {
         try {
-            start("dlock lost", lost::tell);
+            start("dlock lost", call);
         } catch (OutOfMemoryError error) {
             synchronized (ALL) {
-                UNTOLD.add(lost);
+                UNTOLD.add(call);
             }
         }
     }
@@ -116,7 +116,7 @@ final class Pulse {
                         }
                     }
                 }
-                List<Lost<?>> untold = List.copyOf(UNTOLD);
+                List<Runnable> untold = List.copyOf(UNTOLD);
                 UNTOLD.clear();
                 untold.forEach(Pulse::tell);
                 rest(next);
