@@ -4,9 +4,11 @@ import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Lease;
@@ -186,21 +188,28 @@ final class More extends Stack {
         }
     }
 
+    /** A source that makes each connection with the URL of that time */
+    static DataSource source(Callable<String> url) {
+        return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
+                (proxy, method, arguments) -> switch (method.getName()) {
+                    case "getConnection" -> DriverManager.getConnection(url.call());
+                    case "hashCode" -> 17;
+                    default -> proxy == arguments[0];
+                });
+    }
+
     /** A source whose connections are all in use: it waits until it is interrupted. */
     static DataSource exhausted(CountDownLatch asked) {
-        return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
-                (proxy, method, arguments) -> {
-                    if (!method.getName().equals("getConnection"))
-                        return method.getName().equals("hashCode") ? (Object) 17 : (Object) (proxy == arguments[0]);
-                    asked.countDown();
-                    try {
-                        new CountDownLatch(1).await();
-                        throw new AssertionError();
-                    } catch (InterruptedException error) {
-                        Thread.currentThread().interrupt();
-                        throw new SQLException("interrupted", error);
-                    }
-                });
+        return source(() -> {
+            asked.countDown();
+            try {
+                new CountDownLatch(1).await();
+                throw new AssertionError();
+            } catch (InterruptedException error) {
+                Thread.currentThread().interrupt();
+                throw new SQLException("interrupted", error);
+            }
+        });
     }
 
     /** cancel() ends the wait for a connection, too, and leaves no interrupt behind; an interrupt stays. */
@@ -228,6 +237,49 @@ final class More extends Stack {
 
     static void untilSlow() throws Exception {
         until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+    }
+
+    /** A request is undone after its answer was lost; a lock of another lease stays, although its owner is the same. */
+    static void sameOwner() throws Exception {
+        try (Lease one = locks.lease(LONG).open(); Lease two = locks.lease(LONG).open();
+                Lock held = one.lock("busy").owner("job/1").acquire()) {
+            for (Lock lock : List.of(two.lock("busy"), locks.lock("busy").ttl(LONG))) {
+                FutureTask<Void> waiting = aside(lock.owner("job/1")::acquire);
+                untilWaits("busy");
+                admin("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE NOT granted");
+                untilWaits("busy");
+                lock.cancel();
+                fails(DlockException.Cancelled.class, () -> result(waiting));
+                same(admin("SELECT count(*) FROM dlock_locks"), 1L);
+                same(held.isHeld(), true);
+            }
+        }
+    }
+
+    /** A request for a lease does not go to the lease that the same object opens afterwards. */
+    static void reopened() throws Exception {
+        CountDownLatch asked = new CountDownLatch(1), mayGo = new CountDownLatch(1);
+        AtomicReference<Thread> requester = new AtomicReference<>();
+        Lease lease = new Locks(source(() -> {
+            if (Thread.currentThread() == requester.get()) {
+                asked.countDown();
+                mayGo.await();
+            }
+            return MAIN;
+        })).lease(LONG).open();
+        FutureTask<Void> waiting = aside(() -> {
+            requester.set(Thread.currentThread());
+            lease.lock("plain").acquire();
+        });
+        same(asked.await(TIMEOUT, TimeUnit.SECONDS), true);
+        Thread.currentThread().interrupt();     // do not wait for the connection of the lease
+        lease.close();
+        lease.open();
+        same(Thread.interrupted(), true);
+        mayGo.countDown();
+        fails(DlockException.LockLost.class, () -> result(waiting));
+        same(admin("SELECT count(*) FROM dlock_locks"), 0L);
+        lease.close();
     }
 
     static void callbackHangs() throws Exception {
@@ -391,6 +443,8 @@ final class More extends Stack {
         test("several names: all or none, in each scope", More::several);
         test("several names: a grant in doubt is taken back", More::severalInDoubt);
         test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
+        test("a request is taken back, and no other lease's", More::sameOwner);
+        test("a request of a lease that was opened again", More::reopened);
         test("a callback that hangs does not keep others", More::callbackHangs);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);

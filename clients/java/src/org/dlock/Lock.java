@@ -192,21 +192,22 @@ public final class Lock extends Kept<Lock> {
     Map<String, Object> options() { return options; }
 
     private void acquireOfLease() throws DlockException {
+        Heart beats = lease.heart;      // of this request: another thread may close and reopen the lease
         lease.check();
         if (!line.source.equals(lease.source))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
         Map<String, Object> with = names.size() == 1 ? owned() : options;
-        if (lease.heart.owes(names, asked))
+        if (beats.owes(names, asked))
             throw new DlockException.WrongState(this + " is being taken back from this owner");
         line.checkCancelled();
-        if (asked == null && !lease.heart.take(names))
+        if (asked == null && !beats.take(names))
             throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
-        heart = lease.heart;
+        heart = beats;
         try {
             // over the lease's connection, if the lock need not wait
             fences = lease.hold(over -> {
                 try {
-                    return fences(over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now())));
+                    return fences(over.ask(call("dlock_lease_acquire", heart.id, with, Clock.now())));
                 } finally {
                     doubt = over.doubt;
                 }
@@ -214,10 +215,10 @@ public final class Lock extends Kept<Lock> {
         } catch (DlockException.LockTimeout error) {
             if (Duration.ZERO.equals(limit))
                 throw error;
-            fences = request("dlock_lease_acquire", lease.id(), with);
+            fences = request("dlock_lease_acquire", heart.id, with);
         }
         heart.add(lost, new Heart.Hold(names, fences));
-        lease.check();
+        lost.check();
     }
 
     private void acquireWithTtl() throws DlockException {
@@ -250,10 +251,10 @@ public final class Lock extends Kept<Lock> {
             heart.remove(lost, lease == null);
         if (!line.given || !inTransaction && !(error instanceof DlockException))
             line.close();
-        boolean shared = asked == null && lease != null && heart != null;
-        if (!refused && (asked != null || shared))
+        boolean requested = lease == null ? asked != null : heart != null;
+        if (!refused && requested)
             takeBack(error);
-        if (shared)
+        if (lease != null && heart != null && asked == null)
             heart.untake(names);
     }
 
@@ -263,7 +264,7 @@ public final class Lock extends Kept<Lock> {
         Line.Pauses pauses = Line.pauses();
         try {
             for (String name : names) {
-                Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked, lease == null ? null : lease.id());
+                Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked, heart == null ? null : heart.id);
                 while (Boolean.FALSE.equals(other.ask(() -> takeBack, end, Line.GRACE))) {
                     if (Clock.now() >= end)
                         throw new DlockException.WrongState("its session goes on waiting");
@@ -271,8 +272,8 @@ public final class Lock extends Kept<Lock> {
                 }
             }
         } catch (DlockException unanswered) {
-            if (lease != null && lease.heart != null)
-                lease.heart.owe(names, asked);
+            if (lease != null)
+                heart.owe(names, asked);
             error.addSuppressed(unanswered);        // without a Lease, the lock expires
         } finally {
             other.close();
@@ -416,7 +417,7 @@ public final class Lock extends Kept<Lock> {
             throw new DlockException.WrongState(this + " has no ttl of its own");
         Line once = new Line(line.source, line.patience);
         try {
-            renew(once, fence(), ttl);
+            renew(once, ttl);
         } finally {
             once.close();
         }
