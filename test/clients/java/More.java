@@ -8,12 +8,14 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicReference;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
+import org.dlock.Observer;
 import org.dlock.Sql;
 import org.dlock.ThreadLock;
 import org.dlock.UncheckedDlockException;
@@ -282,6 +284,35 @@ final class More extends Stack {
         lease.close();
     }
 
+    /** Without a server, a lock of a lease is requested until its timeout, or until a cancel. */
+    static void leaseWithoutServer() throws Exception {
+        AtomicBoolean away = new AtomicBoolean();
+        CountDownLatch retried = new CountDownLatch(1);
+        Locks patient = new Locks(source(() -> {
+            if (away.get())
+                throw new SQLException("away", "08001");
+            return MAIN;
+        })).patience(DAY);
+        try (Lease lease = patient.lease(LONG).open()) {
+            Lock lock = lease.lock("plain").observer(new Observer() {
+                @Override
+                public void retried(DlockException reason) { retried.countDown(); }
+            });
+            away.set(true);
+            try {
+                FutureTask<Void> waiting = aside(lock::acquire);
+                same(retried.await(TIMEOUT, TimeUnit.SECONDS), true);
+                result(aside(lock::cancel));
+                fails(DlockException.Cancelled.class, () -> result(waiting));
+                FutureTask<Void> tried = aside(lock.timeout(NOW)::acquire);
+                fails(DlockException.ConnectionLost.class, () -> result(tried));
+            } finally {
+                away.set(false);
+            }
+            lock.acquire().release();
+        }
+    }
+
     static void callbackHangs() throws Exception {
         CountDownLatch mayReturn = new CountDownLatch(1);
         Lock lock = locks.lock("lease").ttl(LONG).interval(BEAT).acquire();
@@ -445,6 +476,7 @@ final class More extends Stack {
         test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
+        test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
         test("a callback that hangs does not keep others", More::callbackHangs);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);

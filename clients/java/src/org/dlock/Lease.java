@@ -128,7 +128,7 @@ public final class Lease extends Kept<Lease> {
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;
         try {
-            mine = free.tryLock() || free.tryLock(Line.GRACE, NANOSECONDS);
+            mine = free.tryLock() || free.tryLock(Line.GRACE / 2, NANOSECONDS);
         } catch (InterruptedException error) {
             Thread.currentThread().interrupt();
         }

@@ -164,6 +164,15 @@ final class Line {
             old.close(inOrder());
     }
 
+    /** Takes over the connection of another line, which has none afterwards. */
+    void take(Line other) {
+        connection = other.connection;
+        loan = other.loan;
+        inOrder = other.inOrder();
+        other.connection = null;
+        other.loan = null;
+    }
+
     private synchronized boolean inOrder() { return inOrder && !cancelled; }
 
     /** Pauses before retries without a server: they grow, and are random so that clients do not retry together. */

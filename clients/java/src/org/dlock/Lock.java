@@ -130,7 +130,7 @@ public final class Lock extends Kept<Lock> {
         doubt = false;
         this.limit = limit;
         until = Line.after(limit);
-        line.checked = !Duration.ZERO.equals(limit) && !line.given;
+        line.checked = false;
         line.start(deaf);
         long began = Clock.now();
         try {
@@ -162,6 +162,7 @@ public final class Lock extends Kept<Lock> {
 
     /** Requests the lock.  A repeated request gets the remaining time. */
     private List<Long> request(String function, Object of, Map<String, Object> with) throws DlockException {
+        line.checked = !Duration.ZERO.equals(limit) && !line.given;
         return fences(line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER));
     }
 
@@ -204,14 +205,7 @@ public final class Lock extends Kept<Lock> {
             throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
         heart = beats;
         try {
-            // over the lease's connection, if the lock need not wait
-            fences = lease.hold(over -> {
-                try {
-                    return fences(over.ask(call("dlock_lease_acquire", heart.id, with, Clock.now())));
-                } finally {
-                    doubt = over.doubt;
-                }
-            });
+            fences = lease.hold(over -> tryOver(over, with));
         } catch (DlockException.LockTimeout error) {
             if (Duration.ZERO.equals(limit))
                 throw error;
@@ -219,6 +213,20 @@ public final class Lock extends Kept<Lock> {
         }
         heart.add(lost, new Heart.Hold(names, fences));
         lost.check();
+    }
+
+    /** Tries over the lease's connection, which is lent to the lock's line so that a cancel ends the call. */
+    private List<Long> tryOver(Line over, Map<String, Object> with) throws DlockException {
+        line.take(over);
+        try {
+            return fences(line.ask(() -> call("dlock_lease_acquire", heart.id, with, Clock.now()),
+                    Line.later(until, Line.GRACE), Line.GRACE));
+        } finally {
+            doubt = line.doubt;
+            over.take(line);
+            if (!over.inOrder)
+                over.close();
+        }
     }
 
     private void acquireWithTtl() throws DlockException {
