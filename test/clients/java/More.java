@@ -12,6 +12,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicReference;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
+import org.dlock.Election;
 import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
@@ -313,6 +314,21 @@ final class More extends Stack {
         }
     }
 
+    /** An observer ends the acquire that it is called by. */
+    static void observerEnds() throws Exception {
+        AtomicReference<Runnable> end = new AtomicReference<>();
+        Lock lock = new Locks("jdbc:postgresql://127.0.0.1:1/").lock("plain").observer(new Observer() {
+            @Override
+            public void retried(DlockException reason) { end.get().run(); }
+        });
+        Election election = new Election(lock);
+        end.set(lock::cancel);
+        FutureTask<Void> acquire = aside(lock::acquire);
+        fails(DlockException.Cancelled.class, () -> result(acquire));
+        end.set(election::stop);
+        result(aside(() -> same(election.run(held -> "led"), null)));
+    }
+
     static void callbackHangs() throws Exception {
         CountDownLatch mayReturn = new CountDownLatch(1);
         Lock lock = locks.lock("lease").ttl(LONG).interval(BEAT).acquire();
@@ -477,6 +493,7 @@ final class More extends Stack {
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
+        test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);

@@ -431,7 +431,7 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    /** Called by another thread: a waiting acquire throws Cancelled, unless it has just succeeded. */
+    /** Called by another thread or an observer: a waiting acquire throws Cancelled, unless it has just succeeded. */
     public void cancel() { line.cancel(); }
 
     void stop() { line.stop(); }
