@@ -19,6 +19,7 @@ import org.dlock.Locks;
 import org.dlock.Observer;
 import org.dlock.Sql;
 import org.dlock.ThreadLock;
+import org.dlock.Tickets;
 import org.dlock.UncheckedDlockException;
 
 /**
@@ -32,6 +33,9 @@ final class More extends Stack {
     static final Duration DAY = Duration.ofDays(1);
     static final Duration BEAT = Duration.ofMillis(100);
     static final Duration NOW = Duration.ZERO;
+    static final Duration PATIENCE = Duration.ofSeconds(TIMEOUT);
+    /** Some functions of this schema wait for an advisory lock, or fail; see test/t/client_java.pl. */
+    static final String SLOW = MAIN + "&currentSchema=slow,public";
 
     static Locks locks;
 
@@ -71,7 +75,7 @@ final class More extends Stack {
     /** An answer that does not come leaves the shorter ttl. */
     static void renewUnanswered() throws Exception {
         try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
-            Lock lock = new Locks(MAIN + "&currentSchema=slow,public").lock("lease").ttl(LONG).acquire();
+            Lock lock = new Locks(SLOW).lock("lease").ttl(LONG).acquire();
             ask(other, "SELECT pg_advisory_lock(18)");
             long before = Locks.now();
             for (Duration ttl : List.of(DAY, Duration.ofMinutes(10))) {
@@ -183,7 +187,7 @@ final class More extends Stack {
 
     /** Several names whose grant was answered by an error are taken back. */
     static void severalInDoubt() throws Exception {
-        Locks doubtful = new Locks(MAIN + "&currentSchema=slow,public");
+        Locks doubtful = new Locks(SLOW);
         try (Lease lease = doubtful.lease(LONG).open()) {
             fails(DlockException.QuorumLate.class, lease.lock("a", "b")::acquire);
             same(admin("SELECT count(*) FROM dlock_locks"), 0L);
@@ -311,6 +315,48 @@ final class More extends Stack {
                 away.set(false);
             }
             lock.acquire().release();
+        }
+    }
+
+    /** The server breaks each connection after it has executed the request. */
+    static void enqueueOwed() throws Exception {
+        try (Lease lease = new Locks(SLOW).lease(LONG).interval(BEAT).open(); Tickets tickets = new Tickets(lease)) {
+            FutureTask<Void> asked = aside(() -> tickets.enqueue("plain"));
+            fails(DlockException.ConnectionLost.class, () -> result(asked));
+            until("SELECT count(*) = 0 FROM dlock_locks");
+            same(tickets.next(NOW), null);
+            lease.check();
+        }
+    }
+
+    static void killSessions() throws Exception {
+        admin("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
+    }
+
+    /** Tickets use a new connection only with all that the old one had. */
+    static void restored() throws Exception {
+        AtomicReference<String> url = new AtomicReference<>(MAIN);
+        Locks over = new Locks(source(url::get)).patience(BEAT);
+        try (Tickets changes = over.watch("plain")) {
+            same(changes.next(PATIENCE).event(), "free");
+            url.set(SLOW);
+            killSessions();
+            fails(DlockException.WrongState.class, () -> changes.next(PATIENCE));
+            url.set(MAIN);
+            try (Connection holder = holder("plain")) {
+                same(changes.next(PATIENCE).event(), "held");
+            }
+        }
+        try (Lease lease = over.lease(LONG).open(); Tickets tickets = new Tickets(lease)) {
+            long ticket = tickets.enqueue("plain");
+            same(tickets.next(PATIENCE).event(), "granted");
+            url.set(SLOW);
+            killSessions();
+            FutureTask<Void> next = aside(() -> tickets.next(PATIENCE));
+            fails(DlockException.ConnectionLost.class, () -> result(next));
+            url.set(MAIN);
+            same(tickets.next(NOW), null);
+            tickets.release(ticket);
         }
     }
 
@@ -493,6 +539,8 @@ final class More extends Stack {
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
+        test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
+        test("tickets restore their connection, or drop it", More::restored);
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
         test("a guard over a connection, and whatever executes SQL", More::guards);

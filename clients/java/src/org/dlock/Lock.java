@@ -192,6 +192,8 @@ public final class Lock extends Kept<Lock> {
 
     Map<String, Object> options() { return options; }
 
+    String asked() { return asked; }
+
     private void acquireOfLease() throws DlockException {
         Heart beats = lease.heart;      // of this request: another thread may close and reopen the lease
         lease.check();
