@@ -391,6 +391,19 @@ final class More extends Stack {
         fails(DlockException.LockLost.class, lock::release);
     }
 
+    /** Lost between the grant and the first renewal */
+    static void electionLostAtOnce() throws Exception {
+        Election election = new Election(new Locks(MAIN + "&currentSchema=late,public").lock("leader").ttl(LONG));
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            ask(other, "SELECT pg_advisory_lock(17)");
+            FutureTask<Void> running = aside(() -> same(election.run(held -> "led"), "led"));
+            untilSlow();
+            admin("SELECT dlock_force_release(ticket) FROM dlock_locks");
+            ask(other, "SELECT pg_advisory_unlock(17)");
+            result(running);
+        }
+    }
+
     static void guards() throws Exception {
         try (Lock lock = locks.lock("guarded").ttl(LONG).acquire();
                 Connection db = DriverManager.getConnection(MAIN)) {
@@ -543,6 +556,7 @@ final class More extends Stack {
         test("tickets restore their connection, or drop it", More::restored);
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
+        test("an election that is lost at once campaigns again", More::electionLostAtOnce);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
         test("a lock of a thread, as in java.util.concurrent", More::threads);

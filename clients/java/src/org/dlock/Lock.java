@@ -244,7 +244,8 @@ public final class Lock extends Kept<Lock> {
         Object[] renewed = (Object[]) line.ask(() -> renew,
                 Math.min(Clock.now() + ttl.toNanos(), Line.later(until, Line.GRACE)), pause.toNanos());
         if (renewed == null || renewed[0] == null)
-            throw new DlockException.LockLost(this + " was lost at once");
+            lost.set("the server has ended it");
+        lost.check();
         Duration granted = Duration.ofNanos((Long) renewed[1] * 1000);
         heart = new Heart(line.source, fence(), line.sent, granted, !beats ? Heart.NEVER
                 : Duration.ofNanos((long) ((double) pause.toNanos() / ttl.toNanos() * granted.toNanos())), lost);
