@@ -124,6 +124,12 @@ $node->safe_psql(
 		PERFORM pg_advisory_xact_lock_shared(18);
 		RETURN public.dlock_renew(id, ttl);
 	END $$;
+	CREATE FUNCTION slow.dlock_set_info(id bigint, info text) RETURNS boolean
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_xact_lock_shared(18);
+		RETURN public.dlock_set_info(id, info);
+	END $$;
 	CREATE FUNCTION slow.dlock_watch(name text) RETURNS void
 	LANGUAGE plpgsql AS $$
 	BEGIN

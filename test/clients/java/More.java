@@ -246,6 +246,26 @@ final class More extends Stack {
         until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
     }
 
+    /** The answer that comes after the release concerns neither the hold nor the next one. */
+    static void changedLate() throws Exception {
+        Lock lock = new Locks(SLOW).lock("lease").ttl(LONG);
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            for (boolean again : new boolean[] {false, true}) {
+                lock.acquire();
+                ask(other, "SELECT pg_advisory_lock(18)");
+                FutureTask<Void> change = aside(() -> lock.setInfo("late"));
+                untilSlow();
+                lock.release();
+                if (again)
+                    lock.acquire();
+                ask(other, "SELECT pg_advisory_unlock(18)");
+                fails(DlockException.WrongState.class, () -> result(change));
+                same(lock.lost().isSet(), false);
+            }
+            lock.release();
+        }
+    }
+
     /** A request is undone after its answer was lost; a lock of another lease stays, although its owner is the same. */
     static void sameOwner() throws Exception {
         try (Lease one = locks.lease(LONG).open(); Lease two = locks.lease(LONG).open();
@@ -549,6 +569,7 @@ final class More extends Stack {
         test("several names: all or none, in each scope", More::several);
         test("several names: a grant in doubt is taken back", More::severalInDoubt);
         test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
+        test("a change that is answered after the release", More::changedLate);
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
