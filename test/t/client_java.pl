@@ -124,6 +124,25 @@ $node->safe_psql(
 		PERFORM pg_advisory_xact_lock_shared(18);
 		RETURN public.dlock_renew(id, ttl);
 	END $$;
+	CREATE FUNCTION slow.dlock_set_info(id bigint, info text) RETURNS boolean
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_xact_lock_shared(18);
+		RETURN public.dlock_set_info(id, info);
+	END $$;
+	CREATE FUNCTION slow.dlock_watch(name text) RETURNS void
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		RAISE 'not now' USING ERRCODE = '55000';
+	END $$;
+	CREATE FUNCTION slow.dlock_lease_enqueue(
+		name text, lease bigint, owner text) RETURNS bigint
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM public.dlock_lease_enqueue(name, lease, owner => owner);
+		PERFORM pg_terminate_backend(pg_backend_pid());
+		RETURN NULL;
+	END $$;
 	CREATE SEQUENCE slow.granted;
 	CREATE FUNCTION slow.dlock_lease_acquire_all(
 		names text[], lease bigint, timeout interval) RETURNS bigint[]

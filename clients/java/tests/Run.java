@@ -1263,7 +1263,8 @@ public final class Run {
                 lock.lost().addCallback(it -> called.addAll(List.of("late", it)));
             }
         });
-        same(called, List.of("bad", used, "good", used, "late", used));
+        same(called.subList(4, 6), List.of("late", used));
+        same(new HashSet<>(called), Set.of("bad", "good", "late", used));
     }
 
     @Row(55) static void lease_callback_hangs() throws Exception {

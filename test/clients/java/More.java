@@ -4,29 +4,38 @@ import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicReference;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
+import org.dlock.Election;
 import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
+import org.dlock.Observer;
 import org.dlock.Sql;
 import org.dlock.ThreadLock;
+import org.dlock.Tickets;
 import org.dlock.UncheckedDlockException;
 
 /**
  * What the client can do beyond the table of scenarios.
  *
  * <p>What would break it: a deadline that is later than the server's; one of several names that stays, or is missed; a
- * lock of another thread that looks like one's own.
+ * lock of another thread that looks like one's own; an undo that concerns another request; a wait that does not end.
  */
 final class More extends Stack {
     static final Duration LONG = Duration.ofHours(1);
     static final Duration DAY = Duration.ofDays(1);
     static final Duration BEAT = Duration.ofMillis(100);
     static final Duration NOW = Duration.ZERO;
+    static final Duration PATIENCE = Duration.ofSeconds(TIMEOUT);
+    /** Some functions of this schema wait for an advisory lock, or fail; see test/t/client_java.pl. */
+    static final String SLOW = MAIN + "&currentSchema=slow,public";
 
     static Locks locks;
 
@@ -66,12 +75,12 @@ final class More extends Stack {
     /** An answer that does not come leaves the shorter ttl. */
     static void renewUnanswered() throws Exception {
         try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
-            Lock lock = new Locks(MAIN + "&currentSchema=slow,public").lock("lease").ttl(LONG).acquire();
+            Lock lock = new Locks(SLOW).lock("lease").ttl(LONG).acquire();
             ask(other, "SELECT pg_advisory_lock(18)");
             long before = Locks.now();
             for (Duration ttl : List.of(DAY, Duration.ofMinutes(10))) {
                 FutureTask<Void> renewal = aside(() -> lock.renew(ttl));
-                until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+                untilSlow();
                 Duration least = ttl.compareTo(LONG) < 0 ? ttl : LONG;
                 expires(lock.deadline(), before - LONG.toNanos() / 2, Locks.now(), least);
                 same(renewal.isDone(), false);
@@ -178,7 +187,7 @@ final class More extends Stack {
 
     /** Several names whose grant was answered by an error are taken back. */
     static void severalInDoubt() throws Exception {
-        Locks doubtful = new Locks(MAIN + "&currentSchema=slow,public");
+        Locks doubtful = new Locks(SLOW);
         try (Lease lease = doubtful.lease(LONG).open()) {
             fails(DlockException.QuorumLate.class, lease.lock("a", "b")::acquire);
             same(admin("SELECT count(*) FROM dlock_locks"), 0L);
@@ -186,21 +195,28 @@ final class More extends Stack {
         }
     }
 
+    /** A source that makes each connection with the URL of that time */
+    static DataSource source(Callable<String> url) {
+        return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
+                (proxy, method, arguments) -> switch (method.getName()) {
+                    case "getConnection" -> DriverManager.getConnection(url.call());
+                    case "hashCode" -> 17;
+                    default -> proxy == arguments[0];
+                });
+    }
+
     /** A source whose connections are all in use: it waits until it is interrupted. */
     static DataSource exhausted(CountDownLatch asked) {
-        return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
-                (proxy, method, arguments) -> {
-                    if (!method.getName().equals("getConnection"))
-                        return method.getName().equals("hashCode") ? (Object) 17 : (Object) (proxy == arguments[0]);
-                    asked.countDown();
-                    try {
-                        new CountDownLatch(1).await();
-                        throw new AssertionError();
-                    } catch (InterruptedException error) {
-                        Thread.currentThread().interrupt();
-                        throw new SQLException("interrupted", error);
-                    }
-                });
+        return source(() -> {
+            asked.countDown();
+            try {
+                new CountDownLatch(1).await();
+                throw new AssertionError();
+            } catch (InterruptedException error) {
+                Thread.currentThread().interrupt();
+                throw new SQLException("interrupted", error);
+            }
+        });
     }
 
     /** cancel() ends the wait for a connection, too, and leaves no interrupt behind; an interrupt stays. */
@@ -223,6 +239,188 @@ final class More extends Stack {
             else
                 result(aside(lock::cancel));
             fails(DlockException.Cancelled.class, () -> result(waiting));
+        }
+    }
+
+    static void untilSlow() throws Exception {
+        until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+    }
+
+    /** The answer that comes after the release concerns neither the hold nor the next one. */
+    static void changedLate() throws Exception {
+        Lock lock = new Locks(SLOW).lock("lease").ttl(LONG);
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            for (boolean again : new boolean[] {false, true}) {
+                lock.acquire();
+                ask(other, "SELECT pg_advisory_lock(18)");
+                FutureTask<Void> change = aside(() -> lock.setInfo("late"));
+                untilSlow();
+                lock.release();
+                if (again)
+                    lock.acquire();
+                ask(other, "SELECT pg_advisory_unlock(18)");
+                fails(DlockException.WrongState.class, () -> result(change));
+                same(lock.lost().isSet(), false);
+            }
+            lock.release();
+        }
+    }
+
+    /** A request is undone after its answer was lost; a lock of another lease stays, although its owner is the same. */
+    static void sameOwner() throws Exception {
+        try (Lease one = locks.lease(LONG).open(); Lease two = locks.lease(LONG).open();
+                Lock held = one.lock("busy").owner("job/1").acquire()) {
+            for (Lock lock : List.of(two.lock("busy"), locks.lock("busy").ttl(LONG))) {
+                FutureTask<Void> waiting = aside(lock.owner("job/1")::acquire);
+                untilWaits("busy");
+                admin("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE NOT granted");
+                untilWaits("busy");
+                lock.cancel();
+                fails(DlockException.Cancelled.class, () -> result(waiting));
+                same(admin("SELECT count(*) FROM dlock_locks"), 1L);
+                same(held.isHeld(), true);
+            }
+        }
+    }
+
+    /** A request for a lease does not go to the lease that the same object opens afterwards. */
+    static void reopened() throws Exception {
+        CountDownLatch asked = new CountDownLatch(1), mayGo = new CountDownLatch(1);
+        AtomicReference<Thread> requester = new AtomicReference<>();
+        Lease lease = new Locks(source(() -> {
+            if (Thread.currentThread() == requester.get()) {
+                asked.countDown();
+                mayGo.await();
+            }
+            return MAIN;
+        })).lease(LONG).open();
+        FutureTask<Void> waiting = aside(() -> {
+            requester.set(Thread.currentThread());
+            lease.lock("plain").acquire();
+        });
+        same(asked.await(TIMEOUT, TimeUnit.SECONDS), true);
+        Thread.currentThread().interrupt();     // do not wait for the connection of the lease
+        lease.close();
+        lease.open();
+        same(Thread.interrupted(), true);
+        mayGo.countDown();
+        fails(DlockException.LockLost.class, () -> result(waiting));
+        same(admin("SELECT count(*) FROM dlock_locks"), 0L);
+        lease.close();
+    }
+
+    /** Without a server, a lock of a lease is requested until its timeout, or until a cancel. */
+    static void leaseWithoutServer() throws Exception {
+        AtomicBoolean away = new AtomicBoolean();
+        CountDownLatch retried = new CountDownLatch(1);
+        Locks patient = new Locks(source(() -> {
+            if (away.get())
+                throw new SQLException("away", "08001");
+            return MAIN;
+        })).patience(DAY);
+        try (Lease lease = patient.lease(LONG).open()) {
+            Lock lock = lease.lock("plain").observer(new Observer() {
+                @Override
+                public void retried(DlockException reason) { retried.countDown(); }
+            });
+            away.set(true);
+            try {
+                FutureTask<Void> waiting = aside(lock::acquire);
+                same(retried.await(TIMEOUT, TimeUnit.SECONDS), true);
+                result(aside(lock::cancel));
+                fails(DlockException.Cancelled.class, () -> result(waiting));
+                FutureTask<Void> tried = aside(lock.timeout(NOW)::acquire);
+                fails(DlockException.ConnectionLost.class, () -> result(tried));
+            } finally {
+                away.set(false);
+            }
+            lock.acquire().release();
+        }
+    }
+
+    /** The server breaks each connection after it has executed the request. */
+    static void enqueueOwed() throws Exception {
+        try (Lease lease = new Locks(SLOW).lease(LONG).interval(BEAT).open(); Tickets tickets = new Tickets(lease)) {
+            FutureTask<Void> asked = aside(() -> tickets.enqueue("plain"));
+            fails(DlockException.ConnectionLost.class, () -> result(asked));
+            until("SELECT count(*) = 0 FROM dlock_locks");
+            same(tickets.next(NOW), null);
+            lease.check();
+        }
+    }
+
+    static void killSessions() throws Exception {
+        admin("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
+    }
+
+    /** Tickets use a new connection only with all that the old one had. */
+    static void restored() throws Exception {
+        AtomicReference<String> url = new AtomicReference<>(MAIN);
+        Locks over = new Locks(source(url::get)).patience(BEAT);
+        try (Tickets changes = over.watch("plain")) {
+            same(changes.next(PATIENCE).event(), "free");
+            url.set(SLOW);
+            killSessions();
+            fails(DlockException.WrongState.class, () -> changes.next(PATIENCE));
+            url.set(MAIN);
+            try (Connection holder = holder("plain")) {
+                same(changes.next(PATIENCE).event(), "held");
+            }
+        }
+        try (Lease lease = over.lease(LONG).open(); Tickets tickets = new Tickets(lease)) {
+            long ticket = tickets.enqueue("plain");
+            same(tickets.next(PATIENCE).event(), "granted");
+            url.set(SLOW);
+            killSessions();
+            FutureTask<Void> next = aside(() -> tickets.next(PATIENCE));
+            fails(DlockException.ConnectionLost.class, () -> result(next));
+            url.set(MAIN);
+            same(tickets.next(NOW), null);
+            tickets.release(ticket);
+        }
+    }
+
+    /** An observer ends the acquire that it is called by. */
+    static void observerEnds() throws Exception {
+        AtomicReference<Runnable> end = new AtomicReference<>();
+        Lock lock = new Locks("jdbc:postgresql://127.0.0.1:1/").lock("plain").observer(new Observer() {
+            @Override
+            public void retried(DlockException reason) { end.get().run(); }
+        });
+        Election election = new Election(lock);
+        end.set(lock::cancel);
+        FutureTask<Void> acquire = aside(lock::acquire);
+        fails(DlockException.Cancelled.class, () -> result(acquire));
+        end.set(election::stop);
+        result(aside(() -> same(election.run(held -> "led"), null)));
+    }
+
+    static void callbackHangs() throws Exception {
+        CountDownLatch mayReturn = new CountDownLatch(1);
+        Lock lock = locks.lock("lease").ttl(LONG).interval(BEAT).acquire();
+        lock.lost().addCallback(it -> {
+            try {
+                mayReturn.await();
+            } catch (InterruptedException error) {
+                throw new IllegalStateException(error);
+            }
+        });
+        admin("SELECT dlock_force_release(?)", lock.fence());
+        same(lock.lost().future().get(TIMEOUT, TimeUnit.SECONDS), lock);
+        mayReturn.countDown();
+        fails(DlockException.LockLost.class, lock::release);
+    }
+
+    /** Lost between the grant and the first renewal */
+    static void electionLostAtOnce() throws Exception {
+        Election election = new Election(new Locks(MAIN + "&currentSchema=late,public").lock("leader").ttl(LONG));
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            ask(other, "SELECT pg_advisory_lock(17)");
+            FutureTask<Void> running = aside(() -> same(election.run(held -> "led"), "led"));
+            untilSlow();
+            admin("SELECT dlock_force_release(ticket) FROM dlock_locks");
+            ask(other, "SELECT pg_advisory_unlock(17)");
+            result(running);
         }
     }
 
@@ -371,6 +569,15 @@ final class More extends Stack {
         test("several names: all or none, in each scope", More::several);
         test("several names: a grant in doubt is taken back", More::severalInDoubt);
         test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
+        test("a change that is answered after the release", More::changedLate);
+        test("a request is taken back, and no other lease's", More::sameOwner);
+        test("a request of a lease that was opened again", More::reopened);
+        test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
+        test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
+        test("tickets restore their connection, or drop it", More::restored);
+        test("an observer can end the acquire", More::observerEnds);
+        test("a callback that hangs does not keep others", More::callbackHangs);
+        test("an election that is lost at once campaigns again", More::electionLostAtOnce);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
         test("a lock of a thread, as in java.util.concurrent", More::threads);

@@ -40,7 +40,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     }
 
     /** Renews its lease over this line.  One renewal at a time, so that client and server have the same last ttl. */
-    void renew(Line over, long id, Duration ttl) throws DlockException {
+    void renew(Line over, Duration ttl) throws DlockException {
         if (ttl != null)
             Lease.interval(ttl, null);
         Heart heart = this.heart;
@@ -48,8 +48,8 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
         synchronized (heart) {
             if (ttl != null)
                 heart.shorten(ttl);
-            Line.Call call = ttl == null ? Line.call("dlock_renew", Map.of(), id)
-                    : Line.call("dlock_renew", Map.of(), id, ttl);
+            Line.Call call = ttl == null ? Line.call("dlock_renew", Map.of(), heart.id)
+                    : Line.call("dlock_renew", Map.of(), heart.id, ttl);
             Object kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
             heart.renewed(over.sent, kept, ttl);
         }

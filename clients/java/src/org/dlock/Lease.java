@@ -81,16 +81,18 @@ public final class Lease extends Kept<Lease> {
     public void renew(Duration ttl) throws DlockException {
         check();
         hold(over -> {
-            renew(over, id, ttl);
+            renew(over, ttl);
             return null;
         });
     }
 
     /** Changes the info that dlock_leases shows; null removes it. */
     public void setInfo(String info) throws DlockException {
+        Heart heart = this.heart;
+        Lost<Lease> held = lost;
         check();
-        Line.Call call = new Line.Call("SELECT dlock_set_info(?, ?)", id, info);
-        confirm(lost, hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE)));
+        Line.Call call = new Line.Call("SELECT dlock_set_info(?, ?)", heart.id, info);
+        confirm(held, hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE)));
     }
 
     /**
@@ -126,7 +128,7 @@ public final class Lease extends Kept<Lease> {
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;
         try {
-            mine = free.tryLock() || free.tryLock(Line.GRACE, NANOSECONDS);
+            mine = free.tryLock() || free.tryLock(Line.GRACE / 2, NANOSECONDS);
         } catch (InterruptedException error) {
             Thread.currentThread().interrupt();
         }

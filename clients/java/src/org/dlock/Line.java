@@ -42,8 +42,9 @@ final class Line {
     boolean doubt;          // may an earlier attempt have been executed, too?
     private volatile PreparedStatement running;
     // the monitor of this protects all fields below
-    private boolean acquiring, cancelled, stopped;
-    private Thread opening;     // waits for a connection, and may be interrupted
+    private Thread acquiring;   // whose calls can be cancelled
+    private boolean cancelled, stopped;
+    private boolean opening;    // does that thread wait for a connection, and may be interrupted?
     private boolean woken;      // has cancel() interrupted it?
     private int attempt;
     private boolean deaf;       // to interrupts
@@ -164,6 +165,15 @@ final class Line {
             old.close(inOrder());
     }
 
+    /** Takes over the connection of another line, which has none afterwards. */
+    void take(Line other) {
+        connection = other.connection;
+        loan = other.loan;
+        inOrder = other.inOrder();
+        other.connection = null;
+        other.loan = null;
+    }
+
     private synchronized boolean inOrder() { return inOrder && !cancelled; }
 
     /** Pauses before retries without a server: they grow, and are random so that clients do not retry together. */
@@ -268,13 +278,12 @@ final class Line {
 
     /** Lets an interrupt end the wait for a pool only if it may end the request.  Returns whether it removed one. */
     private synchronized boolean startOpening() {
-        boolean breakable = acquiring && !deaf;
-        opening = breakable ? Thread.currentThread() : null;
-        return !breakable && Thread.interrupted();
+        opening = acquiring != null && !deaf;
+        return !opening && Thread.interrupted();
     }
 
     private synchronized void finishOpening(boolean interrupted) {
-        opening = null;
+        opening = false;
         if (woken)
             Thread.interrupted();       // the interrupt of cancel()
         woken = false;
@@ -312,20 +321,20 @@ final class Line {
     /** Calls from here to finish() can be cancelled. */
     synchronized void start(boolean deaf) {
         this.deaf = deaf;
-        acquiring = true;
+        acquiring = Thread.currentThread();
         cancelled = false;
         doubt = false;
         attempt++;
     }
 
     synchronized void finish() {
-        acquiring = false;
+        acquiring = null;
         deaf = false;
         notifyAll();
     }
 
     synchronized void checkCancelled() throws DlockException {
-        if (acquiring && (cancelled || stopped || !deaf && Thread.currentThread().isInterrupted()))
+        if (acquiring != null && (cancelled || stopped || !deaf && Thread.currentThread().isInterrupted()))
             throw new DlockException.Cancelled("canceled by the program");
     }
 
@@ -337,7 +346,7 @@ final class Line {
         cancel();
     }
 
-    /** Called by another thread; returns when the attempt has ended. */
+    /** Returns when the attempt has ended; at once if an observer calls it, in the thread of the attempt. */
     void cancel() { cancel(attempt()); }
 
     private synchronized int attempt() { return attempt; }
@@ -348,14 +357,14 @@ final class Line {
         while (true) {
             try {
                 synchronized (this) {
-                    if (!acquiring || attempt != which)
+                    if (acquiring == null || attempt != which)
                         return;
                     cancelled = true;
-                    if (sql != null)
-                        return;         // the program must end the wait
-                    if (opening != null && !woken) {
+                    if (sql != null || acquiring == Thread.currentThread())
+                        return;         // the program must end the wait, or the attempt ends by itself
+                    if (opening && !woken) {
                         woken = true;
-                        opening.interrupt();
+                        acquiring.interrupt();
                     }
                 }
                 PreparedStatement statement = running;
@@ -365,7 +374,7 @@ final class Line {
                 if (Clock.now() > patience && silent != null && !given)
                     Pulse.cut(silent);
                 synchronized (this) {
-                    if (acquiring && attempt == which)
+                    if (acquiring != null && attempt == which)
                         wait(Math.max(1, pauses.next() / 1_000_000));
                 }
             } catch (SQLException error) {

@@ -130,7 +130,7 @@ public final class Lock extends Kept<Lock> {
         doubt = false;
         this.limit = limit;
         until = Line.after(limit);
-        line.checked = !Duration.ZERO.equals(limit) && !line.given;
+        line.checked = false;
         line.start(deaf);
         long began = Clock.now();
         try {
@@ -162,6 +162,7 @@ public final class Lock extends Kept<Lock> {
 
     /** Requests the lock.  A repeated request gets the remaining time. */
     private List<Long> request(String function, Object of, Map<String, Object> with) throws DlockException {
+        line.checked = !Duration.ZERO.equals(limit) && !line.given;
         return fences(line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER));
     }
 
@@ -191,33 +192,43 @@ public final class Lock extends Kept<Lock> {
 
     Map<String, Object> options() { return options; }
 
+    String asked() { return asked; }
+
     private void acquireOfLease() throws DlockException {
+        Heart beats = lease.heart;      // of this request: another thread may close and reopen the lease
         lease.check();
         if (!line.source.equals(lease.source))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
         Map<String, Object> with = names.size() == 1 ? owned() : options;
-        if (lease.heart.owes(names, asked))
+        if (beats.owes(names, asked))
             throw new DlockException.WrongState(this + " is being taken back from this owner");
         line.checkCancelled();
-        if (asked == null && !lease.heart.take(names))
+        if (asked == null && !beats.take(names))
             throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
-        heart = lease.heart;
+        heart = beats;
         try {
-            // over the lease's connection, if the lock need not wait
-            fences = lease.hold(over -> {
-                try {
-                    return fences(over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now())));
-                } finally {
-                    doubt = over.doubt;
-                }
-            });
+            fences = lease.hold(over -> tryOver(over, with));
         } catch (DlockException.LockTimeout error) {
             if (Duration.ZERO.equals(limit))
                 throw error;
-            fences = request("dlock_lease_acquire", lease.id(), with);
+            fences = request("dlock_lease_acquire", heart.id, with);
         }
         heart.add(lost, new Heart.Hold(names, fences));
-        lease.check();
+        lost.check();
+    }
+
+    /** Tries over the lease's connection, which is lent to the lock's line so that a cancel ends the call. */
+    private List<Long> tryOver(Line over, Map<String, Object> with) throws DlockException {
+        line.take(over);
+        try {
+            return fences(line.ask(() -> call("dlock_lease_acquire", heart.id, with, Clock.now()),
+                    Line.later(until, Line.GRACE), Line.GRACE));
+        } finally {
+            doubt = line.doubt;
+            over.take(line);
+            if (!over.inOrder)
+                over.close();
+        }
     }
 
     private void acquireWithTtl() throws DlockException {
@@ -233,7 +244,8 @@ public final class Lock extends Kept<Lock> {
         Object[] renewed = (Object[]) line.ask(() -> renew,
                 Math.min(Clock.now() + ttl.toNanos(), Line.later(until, Line.GRACE)), pause.toNanos());
         if (renewed == null || renewed[0] == null)
-            throw new DlockException.LockLost(this + " was lost at once");
+            lost.set("the server has ended it");
+        lost.check();
         Duration granted = Duration.ofNanos((Long) renewed[1] * 1000);
         heart = new Heart(line.source, fence(), line.sent, granted, !beats ? Heart.NEVER
                 : Duration.ofNanos((long) ((double) pause.toNanos() / ttl.toNanos() * granted.toNanos())), lost);
@@ -250,10 +262,10 @@ public final class Lock extends Kept<Lock> {
             heart.remove(lost, lease == null);
         if (!line.given || !inTransaction && !(error instanceof DlockException))
             line.close();
-        boolean shared = asked == null && lease != null && heart != null;
-        if (!refused && (asked != null || shared))
+        boolean requested = lease == null ? asked != null : heart != null;
+        if (!refused && requested)
             takeBack(error);
-        if (shared)
+        if (lease != null && heart != null && asked == null)
             heart.untake(names);
     }
 
@@ -263,7 +275,7 @@ public final class Lock extends Kept<Lock> {
         Line.Pauses pauses = Line.pauses();
         try {
             for (String name : names) {
-                Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked, lease == null ? null : lease.id());
+                Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked, heart == null ? null : heart.id);
                 while (Boolean.FALSE.equals(other.ask(() -> takeBack, end, Line.GRACE))) {
                     if (Clock.now() >= end)
                         throw new DlockException.WrongState("its session goes on waiting");
@@ -271,8 +283,8 @@ public final class Lock extends Kept<Lock> {
                 }
             }
         } catch (DlockException unanswered) {
-            if (lease != null && lease.heart != null)
-                lease.heart.owe(names, asked);
+            if (lease != null)
+                heart.owe(names, asked);
             error.addSuppressed(unanswered);        // without a Lease, the lock expires
         } finally {
             other.close();
@@ -416,13 +428,13 @@ public final class Lock extends Kept<Lock> {
             throw new DlockException.WrongState(this + " has no ttl of its own");
         Line once = new Line(line.source, line.patience);
         try {
-            renew(once, fence(), ttl);
+            renew(once, ttl);
         } finally {
             once.close();
         }
     }
 
-    /** Called by another thread: a waiting acquire throws Cancelled, unless it has just succeeded. */
+    /** Called by another thread or an observer: a waiting acquire throws Cancelled, unless it has just succeeded. */
     public void cancel() { line.cancel(); }
 
     void stop() { line.stop(); }

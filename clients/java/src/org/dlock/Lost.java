@@ -30,7 +30,7 @@ public final class Lost<T> {
             throw new DlockException.LockLost(holder + " was lost: " + reason);
     }
 
-    /** Calls back once, with the lock or the lease, in a thread of this package; at once, here, if lost already. */
+    /** Calls back once, with the lock or the lease, in a thread of its own; at once, here, if lost already. */
     public void addCallback(Consumer<? super T> callback) {
         synchronized (this) {
             if (callbacks != null) {
@@ -38,7 +38,7 @@ public final class Lost<T> {
                 return;
             }
         }
-        call(List.of(callback));
+        call(callback);
     }
 
     /** Completes at the loss, with the lock or the lease. */
@@ -52,29 +52,22 @@ public final class Lost<T> {
     public String reason() { return reason; }
 
     void set(String why) {
+        List<Consumer<? super T>> told;
         synchronized (this) {
             if (reason != null)
                 return;
             reason = why;
-        }
-        Pulse.tell(this);
-    }
-
-    void tell() {
-        List<Consumer<? super T>> told;
-        synchronized (this) {
             told = callbacks;
             callbacks = null;
         }
-        call(told);
+        told.forEach(callback -> Pulse.tell(() -> call(callback)));
     }
 
-    private void call(List<Consumer<? super T>> told) {
-        for (Consumer<? super T> callback : told)
-            try {
-                callback.accept(holder);
-            } catch (Throwable error) {
-                System.getLogger("org.dlock").log(System.Logger.Level.ERROR, "callback of " + holder, error);
-            }
+    private void call(Consumer<? super T> callback) {
+        try {
+            callback.accept(holder);
+        } catch (Throwable error) {
+            System.getLogger("org.dlock").log(System.Logger.Level.ERROR, "callback of " + holder, error);
+        }
     }
 }

@@ -25,17 +25,17 @@ final class Pulse {
     private static final String RENEW = "SELECT array(SELECT dlock_renew(id) FROM unnest(?) AS leases (id)),"
             + " array(SELECT fence FROM unnest(?, ?) AS held (name, fence) WHERE NOT dlock_check(name, fence))";
     /**
-     * Releases the tickets that a request of this owner may have left.  False if the request's session still waits,
-     * because it has not noticed yet that the client is gone.
+     * Releases the ticket that a request of this owner may have left: of this lease, or with a ttl of its own.  False
+     * if the request's session still waits, because it has not noticed yet that the client is gone.
      */
     static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
-            + " WHERE owner IS NOT DISTINCT FROM CAST(? AS text) AND (owner IS NOT NULL OR lease = ?)"
+            + " WHERE owner IS NOT DISTINCT FROM ? AND lease = coalesce(?, ticket)"
             + " AND scope = 'lease' AND role = current_user";
 
     /** Protects the fields of hearts and pulses, and the fields below. */
     static final Object ALL = new Object();
     private static final Map<Source, Pulse> PULSES = new HashMap<>();
-    private static final List<Lost<?>> UNTOLD = new ArrayList<>();
+    private static final List<Runnable> UNTOLD = new ArrayList<>();
     private static boolean watching;
 
     final Set<Heart> hearts = new LinkedHashSet<>();
@@ -88,12 +88,12 @@ final class Pulse {
     }
 
     /** Calls back in a separate thread; if none can be started, the watcher tries again. */
-    static void tell(Lost<?> lost) {
+    static void tell(Runnable call) {
         try {
-            start("dlock lost", lost::tell);
+            start("dlock lost", call);
         } catch (OutOfMemoryError error) {
             synchronized (ALL) {
-                UNTOLD.add(lost);
+                UNTOLD.add(call);
             }
         }
     }
@@ -116,7 +116,7 @@ final class Pulse {
                         }
                     }
                 }
-                List<Lost<?>> untold = List.copyOf(UNTOLD);
+                List<Runnable> untold = List.copyOf(UNTOLD);
                 UNTOLD.clear();
                 untold.forEach(Pulse::tell);
                 rest(next);

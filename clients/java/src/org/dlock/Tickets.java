@@ -8,6 +8,7 @@ import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
 import java.util.ArrayDeque;
+import java.util.Collections;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -54,33 +55,44 @@ public final class Tickets implements AutoCloseable {
 
     /** Returns the connection, or a new one if it broke.  Tickets of a lease stay; tickets of the session are lost. */
     private Connection session() throws DlockException {
-        while (connection == null) {
-            if (lease == null && !requests.isEmpty()) {
-                requests.clear();
-                granted.clear();
-                throw new DlockException.LockLost("the tickets are gone with their connection");
-            }
-            line.ask(new Line.Call("SELECT 1"));
-            connection = line.connection;
-            try {
-                connection.setNetworkTimeout(Runnable::run, (int) NANOSECONDS.toMillis(Line.GRACE));
-                for (String name : watched)
-                    Line.ask(connection, Line.call("dlock_watch", Map.of(), name));
-                for (Map.Entry<Long, Request> old : List.copyOf(requests.entrySet())) {
-                    Long now = (Long) Line.ask(connection, old.getValue().call);
-                    if (!now.equals(old.getKey())) {
-                        Line.ask(connection, Line.call("dlock_release_ticket", Map.of(), now));
-                        forget(old.getKey(), "lost");
-                    }
-                    confirm(now);
-                }
-            } catch (DlockException.ConnectionLost error) {
-                broken();
-            } catch (SQLException error) {
-                throw DlockException.of(error);
-            }
+        if (connection == null && lease == null && !requests.isEmpty()) {
+            requests.clear();
+            granted.clear();
+            throw new DlockException.LockLost("the tickets are gone with their connection");
         }
+        Line.Pauses pauses = Line.pauses();
+        for (long end = Line.after(line.patience); connection == null; )
+            try {
+                line.ask(new Line.Call("SELECT 1"));
+                restore(line.connection);
+                connection = line.connection;
+            } catch (DlockException.ConnectionLost error) {
+                if (Clock.now() >= end)
+                    throw error;
+                Line.pause(pauses.next());
+            } finally {
+                if (connection == null)
+                    broken();
+            }
         return connection;
+    }
+
+    private void restore(Connection over) throws DlockException {
+        try {
+            over.setNetworkTimeout(Runnable::run, (int) NANOSECONDS.toMillis(Line.GRACE));
+        } catch (SQLException error) {
+            throw DlockException.of(error);
+        }
+        for (String name : watched)
+            Line.ask(over, Line.call("dlock_watch", Map.of(), name));
+        for (Map.Entry<Long, Request> old : List.copyOf(requests.entrySet())) {
+            Long now = (Long) Line.ask(over, old.getValue().call);
+            if (!now.equals(old.getKey())) {
+                Line.ask(over, Line.call("dlock_release_ticket", Map.of(), now));
+                forget(old.getKey(), "lost");
+            }
+            confirm(over, now);
+        }
     }
 
     /** Closes the connection, which is not for other use, because it listens. */
@@ -90,16 +102,15 @@ public final class Tickets implements AutoCloseable {
         line.close();
     }
 
-    /** Executes a call, again over another connection if one breaks. */
+    /** Executes a call, and once more over another connection if the first one breaks. */
     private Object ask(Line.Call call) throws DlockException {
-        while (true)
-            try {
-                return Line.ask(session(), call);
-            } catch (DlockException.ConnectionLost error) {
-                if (connection == null)     // there was no connection in time
-                    throw error;
-                broken();
-            }
+        Connection first = session();
+        try {
+            return Line.ask(first, call);
+        } catch (DlockException.ConnectionLost error) {
+            broken();
+            return Line.ask(session(), call);
+        }
     }
 
     /** Returns the ticket, which is the fence once it is granted. */
@@ -108,10 +119,26 @@ public final class Tickets implements AutoCloseable {
     /** The same, with the lock's settings of shared, slots, permits, info and, for a lease, owner */
     public long enqueue(Lock lock) throws DlockException {
         here(lock.name());
-        Line.Call call = lease == null ? Line.call("dlock_enqueue", lock.options(), lock.name())
-                : Line.call("dlock_lease_enqueue", lock.owned(), lock.name(), lease.id());
+        if (lease == null)
+            return enqueue(lock.name(), Line.call("dlock_enqueue", lock.options(), lock.name()));
+        Heart heart = lease.heart;
+        Line.Call call = Line.call("dlock_lease_enqueue", lock.owned(), lock.name(), heart.id);
+        List<String> names = Collections.singletonList(lock.name());
+        if (heart.owes(names, lock.asked()))
+            throw new DlockException.WrongState(lock + " is being taken back from this owner");
+        session();      // without a connection, there is nothing to undo
+        try {
+            return enqueue(lock.name(), call);
+        } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
+            requests.values().removeIf(request -> request.call == call);
+            heart.owe(names, lock.asked());     // the server may have executed it
+            throw error;
+        }
+    }
+
+    private long enqueue(String name, Line.Call call) throws DlockException {
         long ticket = (Long) ask(call);
-        requests.put(ticket, new Request(lock.name(), call));
+        requests.put(ticket, new Request(name, call));
         confirmAgain(ticket);
         return ticket;
     }
@@ -146,7 +173,7 @@ public final class Tickets implements AutoCloseable {
         } catch (SQLException error) {
             if (DlockException.of(error) instanceof DlockException.ConnectionLost) {
                 broken();
-                return 1;
+                return 0;
             }
             throw DlockException.of(error);
         }
@@ -165,8 +192,7 @@ public final class Tickets implements AutoCloseable {
 
     private void confirmAgain(Long ticket) throws DlockException {
         try {
-            session();
-            confirm(ticket);
+            confirm(session(), ticket);
         } catch (DlockException.ConnectionLost error) {
             if (connection == null)     // out of patience
                 throw error;
@@ -175,11 +201,11 @@ public final class Tickets implements AutoCloseable {
     }
 
     /** Asks for the grant, because a notification is only a hint.  Each grant is reported once. */
-    private void confirm(Long ticket) throws DlockException {
+    private void confirm(Connection over, Long ticket) throws DlockException {
         if (!requests.containsKey(ticket) || granted.contains(ticket))
             return;
         try {
-            if (Line.ask(connection, Line.call("dlock_wait", Map.of(), ticket, Duration.ZERO)).equals(true)) {
+            if (Line.ask(over, Line.call("dlock_wait", Map.of(), ticket, Duration.ZERO)).equals(true)) {
                 granted.add(ticket);
                 events.add(new Event("granted", requests.get(ticket).name, ticket, Map.of()));
             }
