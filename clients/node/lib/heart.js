@@ -153,14 +153,13 @@ export class Kept {
 const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text,'
   + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
   + ' WHERE NOT dlock_check(name, fence))::text';
+const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
+  + " WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user";
 /**
- * Releases the tickets that a request of this owner, or of a lease without an owner, may have left. False if the
+ * Releases the ticket that a request of this owner may have left, for a lease, or with a ttl of its own. False if the
  * request's session still waits, because it has not noticed yet that the client is gone.
  */
-export const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
-  + " WHERE owner = $2 AND scope = 'lease' AND role = current_user";
-export const TAKE_BACK_OF_LEASE = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
-  + ' WHERE lease = $2 AND owner IS NULL';
+export const takeBack = (name, owner, lease) => [TAKE_BACK, [name, owner ?? null, lease ?? null]];
 const pulses = new Map(); // by server
 
 /** The heart of a lease */

@@ -7,7 +7,7 @@ import {
   cancelled, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
-import { Heart, Kept, NONE, TAKE_BACK, TAKE_BACK_OF_LEASE, anew, warn } from './heart.js';
+import { Heart, Kept, NONE, anew, takeBack, warn } from './heart.js';
 import { isSource } from './source.js';
 import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
@@ -190,7 +190,7 @@ export class Lease extends Kept {
   async acquireAll(names, { timeout = Infinity, shared, info, signal } = {}) {
     const { heart, id } = this;
     const all = [...new Set(names)];
-    const back = (name) => [TAKE_BACK_OF_LEASE, [name, id]];
+    const back = (name) => takeBack(name, undefined, id);
     this.check();
     for (const name of all) {
       if (this.locks.server(name) !== this.server)
@@ -209,7 +209,7 @@ export class Lease extends Kept {
         return [`${text}::text`, values];
       }, { until: until + GRACE, limit: Infinity, signal });
       const locks = all.map((name) => this.lock(name));
-      fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart, back));
+      fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart));
       this.check();
       if (signal?.aborted) throw cancelled(signal);
       return locks;
@@ -290,7 +290,7 @@ export class Lock extends Kept {
   #line;
   #until;
   #calls; // in transaction scope: executes SQL in the program's transaction
-  #back; // for a lock of acquireAll: the statement that undoes the request
+  #ofAll; // was it acquired by acquireAll?
   #since;
   #doubt; // for a lock of a Lease: may the Lease's connection have left a request?
   #ended = () => this.lose('its connection is gone');
@@ -326,12 +326,12 @@ export class Lock extends Kept {
   }
 
   /** Holds a lock that acquireAll has acquired. */
-  hold(fence, heart, back) {
+  hold(fence, heart) {
     this.turn(NONE, 'held');
     this[anew]();
     this.fence = fence;
     this.heart = heart;
-    this.#back = back(this.name);
+    this.#ofAll = true;
     heart.add(this, { name: this.name, fence });
     this.#observeHold(now());
   }
@@ -389,7 +389,7 @@ export class Lock extends Kept {
     if (this.scope === 'lease') this.options.owner = this.owner ?? randomUUID();
     const began = now();
     this.#until = began + (this.timeout ?? Infinity);
-    this.#back = undefined;
+    this.#ofAll = false;
     this.#doubt = false;
     if (this.timeout !== 0) this.#line.opened = () => this.#line.checkClient();
     try {
@@ -432,7 +432,7 @@ export class Lock extends Kept {
     if (source.locks.server(name) !== source.server)
       throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
     source.check();
-    if (source.heart.owes([TAKE_BACK, [name, this.options.owner]]))
+    if (source.heart.owes(takeBack(name, this.options.owner, source.id)))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
     // over the lease's connection, if the lock need not wait
     const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
@@ -483,7 +483,7 @@ export class Lock extends Kept {
     await line.close();
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
-    const statement = [TAKE_BACK, [this.name, this.options.owner]];
+    const statement = takeBack(this.name, this.options.owner, lease?.id);
     line.opened = undefined;
     try {
       for (const pause of pauses()) {
@@ -504,7 +504,7 @@ export class Lock extends Kept {
       await (this.scope === 'lease' ? this.#releaseForLease() : this.#releaseHere());
     } finally {
       this.state = NONE;
-      if (this.#back) this.source.released(this.name);
+      if (this.#ofAll) this.source.released(this.name);
       await this.#line.close();
     }
     this.#observe('held', this.#since);
@@ -517,8 +517,7 @@ export class Lock extends Kept {
     try {
       return await this.source.hold((line) => giveBack(this, line, release, false));
     } catch (error) {
-      if (!(error instanceof LockLost))
-        this.heart.owe(this.#back ?? [TAKE_BACK, [this.name, this.options.owner]]);
+      if (!(error instanceof LockLost)) this.heart.owe(takeBack(this.name, this.options.owner, this.heart.id));
       throw error;
     }
   }

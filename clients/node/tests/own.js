@@ -376,6 +376,23 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
   });
 };
 
+tests['an undone request: another lease keeps the lock of the same owner'] = () => locks.lease(KEPT).run((one) =>
+  locks.lease(KEPT).run(async (two) => {
+    const mine = { owner: 'me' };
+    const lock = await one.lock('a', mine).acquire();
+    for (const other of [two.lock('a', mine), locks.lock('a', { ...mine, ...KEPT })]) {
+      const giving = new AbortController();
+      const waiting = assert.rejects(other.acquire({ signal: giving.signal }), { code: '57014' });
+      await waits('a');
+      giving.abort();
+      await waiting;
+    }
+    await lock.release();
+    const failing = passing('dlock_ttl_acquire', () => { throw new TypeError(); });
+    await assert.rejects(failing.lock('a', { ...mine, ...KEPT }).acquire(), TypeError);
+    assert(await isFree('a'));
+  }));
+
 tests['an observer that fails, whatever it throws: a warning'] = async () => {
   for (const [failure, expected] of [[new RangeError('expected'), 'expected'], ['expected', 'expected'],
     [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)'],
