@@ -338,13 +338,18 @@ export class Lock extends Kept {
 
   async send(statement) {
     const { scope, source } = this;
-    const line = this.#line;
+    const { client, given } = this.#line;
     if (source instanceof Lease) return source.send(statement);
     if (this.#calls) return [await this.#calls.send(statement)];
-    if (scope !== 'lease')
-      return [await ask(line.client, statement, { until: line.given ? Infinity : now() + GRACE })];
+    if (scope !== 'lease') return [await ask(client, statement, { until: given ? Infinity : now() + GRACE })];
+    return this.#over(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
+  }
+
+  // Calls of a lock with a ttl of its own may come at the same time, so each has a connection.
+  async #over(work) {
+    const line = this.source.line(this.name);
     try {
-      return [await line.ask(statement, { until: this.deadline }), line.sent];
+      return await work(line);
     } finally {
       await line.close();
     }
@@ -513,7 +518,7 @@ export class Lock extends Kept {
   // Over the connection of a Lease, if there is one. If that fails, the Lease's heartbeat repeats the release.
   async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
-    if (!(this.source instanceof Lease)) return giveBack(this, this.#line, release, true);
+    if (!(this.source instanceof Lease)) return this.#over((line) => giveBack(this, line, release, true));
     try {
       return await this.source.hold((line) => giveBack(this, line, release, false));
     } catch (error) {

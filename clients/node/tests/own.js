@@ -393,6 +393,20 @@ tests['an undone request: another lease keeps the lock of the same owner'] = () 
     assert(await isFree('a'));
   }));
 
+tests['a lock with a ttl: each call has a connection, and closes it'] = async () => {
+  const made = [];
+  const own = new Locks(async () => {
+    const connection = new pg.Client();
+    made.push(connection);
+    await connection.connect();
+    return connection;
+  }, { patience });
+  await own.lock('a', { ttl: 3_600_000 }).run(async (lock) => {
+    assert.deepEqual(await Promise.all([lock.isHeld(), lock.isHeld(), lock.isHeld()]), [true, true, true]);
+    await until(() => made.every((connection) => connection.ended), 'them to be closed');
+  });
+};
+
 tests['an observer that fails, whatever it throws: a warning'] = async () => {
   for (const [failure, expected] of [[new RangeError('expected'), 'expected'], ['expected', 'expected'],
     [undefined, 'a callback threw undefined'], [Symbol('x'), 'a callback threw Symbol(x)'],
