@@ -116,7 +116,7 @@ async function runWith(kept, work, leave) {
 
 /** One heartbeat for any number of locks, all of them on one server: the one that has the name `near` */
 export class Lease extends Kept {
-  #line; // for all calls that need not wait, one at a time
+  #line; // for all calls of this opening that need not wait, one at a time
   #tail = Promise.resolve();
   #moved = 0; // when a call last finished with the connection
   #opening; // the promise of the last open
@@ -126,7 +126,6 @@ export class Lease extends Kept {
     super();
     Object.assign(this, { locks, ttl, options: { delay: interval(delay), info } });
     this.server = locks.server(near);
-    this.#line = this.line();
     this.rhythm = rhythm({ ttl, ...options });
     this[anew]();
   }
@@ -146,23 +145,25 @@ export class Lease extends Kept {
 
   async #open({ signal } = {}) {
     this[anew]();
+    // calls of an earlier opening may still use its connection
+    this.#line = this.line();
+    this.#tail = Promise.resolve();
     try {
-      // if the answer is lost, the lease has no locks, and expires
-      this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
-      if (signal?.aborted) {
-        const close = call('dlock_lease_close', [this.id]);
-        await this.#line.ask(close, { until: now() + UNDO }).catch(() => {}); // without the close, the lease expires
-        throw cancelled(signal);
-      }
-      this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
-      this.heart.add(this);
-      this.state = 'held';
+      await this.hold(async (line) => {
+        // if the answer is lost, the lease has no locks, and expires
+        this.id = await line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
+        if (signal?.aborted) {
+          const close = call('dlock_lease_close', [this.id]);
+          await line.ask(close, { until: now() + UNDO }).catch(() => {}); // without the close, the lease expires
+          throw cancelled(signal);
+        }
+        this.heart = new Heart(this.server, this.id, line.sent, this.ttl, this.rhythm);
+        this.heart.add(this);
+        this.state = 'held';
+      });
     } catch (error) {
       this.state = NONE;
-      await this.#line.close();
       throw error;
-    } finally {
-      if (this.#line.pooled) await this.#line.close();
     }
     return this;
   }
@@ -177,7 +178,6 @@ export class Lease extends Kept {
     } finally {
       this.state = NONE;
       this.#all.clear();
-      await this.#line.close();
     }
   }
 
@@ -210,7 +210,7 @@ export class Lease extends Kept {
       }, { until: until + GRACE, limit: Infinity, signal });
       const locks = all.map((name) => this.lock(name));
       fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart));
-      this.check();
+      locks.forEach((lock) => lock.checkLost());
       if (signal?.aborted) throw cancelled(signal);
       return locks;
     } catch (error) {
@@ -229,8 +229,12 @@ export class Lease extends Kept {
     this.#all.delete(name);
   }
 
-  /** Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. */
+  /**
+   * Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. The connection
+   * stays open while the lease is held.
+   */
   async hold(work) {
+    const own = this.#line;
     const before = this.#tail;
     const waiting = new AbortController();
     let done, free;
@@ -240,11 +244,11 @@ export class Lease extends Kept {
         before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
     while (!free && now() - this.#moved < GRACE); // earlier calls still finish, so the connection is not stuck
     waiting.abort();
-    const line = free ? this.#line : this.line();
+    const line = free ? own : this.line();
     try {
       return await work(line);
     } finally {
-      if (!free || line.pooled) await line.close();
+      if (line !== this.#line || line.pooled || this.state !== 'held') await line.close();
       this.#moved = now();
       before.then(() => done());
     }
@@ -437,18 +441,19 @@ export class Lock extends Kept {
     if (source.locks.server(name) !== source.server)
       throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
     source.check();
-    if (source.heart.owes(takeBack(name, this.options.owner, source.id)))
+    const { heart } = source;
+    if (heart.owes(takeBack(name, this.options.owner, heart.id)))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
+    this.heart = heart;
     // over the lease's connection, if the lock need not wait
-    const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
+    const attempt = call('dlock_lease_acquire', [name, heart.id], { ...this.options, timeout: interval(0) });
     const request = (line) => line.ask(attempt, { signal }).finally(() => { this.#doubt = line.doubt; });
     this.fence = await source.hold(request).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
     });
-    this.fence ??= await this.#request('dlock_lease_acquire', signal, source.id);
-    this.heart = source.heart;
-    this.heart.add(this, { name, fence: this.fence });
-    source.check();
+    this.fence ??= await this.#request('dlock_lease_acquire', signal, heart.id);
+    heart.add(this, { name, fence: this.fence });
+    this.checkLost();
   }
 
   async #acquireWithTtl(signal) {
@@ -476,7 +481,7 @@ export class Lock extends Kept {
   async #undo(error) {
     const line = this.#line;
     const until = now() + UNDO;
-    const lease = this.source instanceof Lease ? this.source : undefined;
+    const lease = this.source instanceof Lease;
     this.heart?.remove(this, !lease);
     if (this.scope !== 'lease') {
       if (line.client && !this.#calls) unwatchEnd(line.client, this.#ended);
@@ -488,7 +493,7 @@ export class Lock extends Kept {
     await line.close();
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
-    const statement = takeBack(this.name, this.options.owner, lease?.id);
+    const statement = takeBack(this.name, this.options.owner, lease && this.heart?.id);
     line.opened = undefined;
     try {
       for (const pause of pauses()) {
@@ -497,7 +502,7 @@ export class Lock extends Kept {
         await sleep(pause);
       }
     } catch {
-      lease?.heart?.owe(statement); // without a Lease, the lock expires
+      if (lease) this.heart?.owe(statement); // without a Lease, the lock expires
     } finally {
       await line.close();
     }

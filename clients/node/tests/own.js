@@ -74,8 +74,8 @@ async function look(pool) {
   }
 }
 
-// Locks over connections that call a function after each answer to a statement with this text, and one before they
-// connect
+// Locks over connections that call a function, with the statement, after each answer to a statement with this text, and
+// one before they connect
 const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
   connecting();
   const connection = new pg.Client();
@@ -83,7 +83,7 @@ const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
   const query = connection.query.bind(connection);
   connection.query = async (statement) => {
     const result = await query(statement);
-    if (statement.text?.includes(text)) await pass();
+    if (statement.text?.includes(text)) await pass(statement.text);
     return result;
   };
   return connection;
@@ -357,6 +357,36 @@ tests['open: a failure ends a close, and a cancel after the answer closes the le
   }, { patience });
   await assert.rejects(cancelling.lease(KEPT).open({ signal: giving.signal }), { code: '57014' });
   assert.equal(await admin('SELECT count(*)::integer FROM dlock_leases'), 0);
+};
+
+tests['open: a call that an earlier opening has left uses another connection'] = async () => {
+  let opening, leave;
+  const left = new Promise((resolve) => { leave = resolve; });
+  // the first opening; the call that it leaves; the second opening; the repeated call
+  const answers = [() => {}, () => left.then(() => { throw new ConnectionLost('no answer'); }), async () => {
+    opening = now();
+    leave();
+    await until(() => !answers.length, 'the repeated call');
+  }, () => {}];
+  const pass = (text) => (/lease_open|set_info/.test(text) ? answers.shift()() : undefined);
+  const lease = passing('dlock_', pass).lease({ ttl: 3_600_000 });
+  await lease.open();
+  const info = assert.rejects(lease.setInfo('one'), WrongState);
+  await lease.close();
+  await lease.open();
+  await info;
+  assert(lease.deadline <= opening + 0.99 * 3_600_000);
+  await lease.close();
+};
+
+tests['a lock of a lease that is closed and opened meanwhile is lost'] = async () => {
+  let lease;
+  const answers = [() => { throw new LockTimeout('too late', '55P03'); }, async () => {
+    await lease.close();
+    await lease.open();
+  }];
+  lease = passing('dlock_lease_acquire', () => answers.shift()()).lease(KEPT);
+  await lease.run(() => assert.rejects(lease.lock('a').acquire(), LockLost));
 };
 
 tests['a lock of a lease: a later request does not hide a doubt'] = async () => {
