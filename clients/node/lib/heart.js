@@ -108,14 +108,17 @@ export class Kept {
     if (ttl !== undefined) heart.change(ttl, rhythm);
     const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
     const loss = this.#loss; // of this hold: the answer may come after the next acquire
-    let sent, kept;
+    let sent, kept, doubt;
     try {
-      [kept, sent] = await this.send(statement);
+      [kept, sent, doubt] = await this.send(statement);
     } catch (error) {
       const refused = error instanceof BadArgument || error instanceof NotAllowed;
-      // an earlier attempt, whose answer was lost, may have changed the ttl
-      if (refused && !error.doubt) heart.changed(deadline - life, life, every);
+      doubt = error.doubt || !refused;
+      if (!doubt) heart.changed(deadline - life, life, every);
       throw error;
+    } finally {
+      // an attempt whose answer was lost may change the ttl at any later time
+      if (doubt && ttl !== undefined) heart.limit(ttl - rhythm.margin, rhythm.interval);
     }
     if (kept === null) {
       this.lose('the server has ended its lease', loss);
@@ -167,6 +170,7 @@ export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
   owed = new Set(); // statements that undo requests, as JSON
+  #most = { life: Infinity, interval: Infinity };
   #watching;
 
   constructor(config, id, sent, ttl, { interval, margin }) {
@@ -208,8 +212,15 @@ export class Heart {
 
   changed(sent, life, every) {
     if (this.over) return;
-    Object.assign(this, { life, interval: every, deadline: Math.max(this.deadline, sent + life) });
+    this.life = Math.min(life, this.#most.life);
+    this.interval = Math.min(every, this.#most.interval);
+    this.deadline = Math.max(this.deadline, sent + this.life);
     this.#turn();
+  }
+
+  /** From now on, no change gives the lease more than this. */
+  limit(life, interval) {
+    this.#most = { life: Math.min(life, this.#most.life), interval: Math.min(interval, this.#most.interval) };
   }
 
   #turn() {

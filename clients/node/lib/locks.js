@@ -181,9 +181,9 @@ export class Lease extends Kept {
     }
   }
 
-  /** Returns the answer to a call, and the time before the call was sent. */
+  /** Returns the answer to a call, the time before the call was sent, and whether it may be executed once more. */
   send(statement) {
-    return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
+    return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent, line.doubt]);
   }
 
   /** Acquires all or none, in an order that prevents deadlocks. Release each of them, or close the lease. */
@@ -346,7 +346,7 @@ export class Lock extends Kept {
     if (source instanceof Lease) return source.send(statement);
     if (this.#calls) return [await this.#calls.send(statement)];
     if (scope !== 'lease') return [await ask(client, statement, { until: given ? Infinity : now() + GRACE })];
-    return this.#over(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
+    return this.#over(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent, line.doubt]);
   }
 
   // Calls of a lock with a ttl of its own may come at the same time, so each has a connection.

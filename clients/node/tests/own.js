@@ -505,6 +505,19 @@ tests['renew: nor does a refused reconnection'] = () => {
   });
 };
 
+tests['renew: an attempt without an answer limits all later ones'] = () => {
+  const errors = [new ConnectionLost('no answer')];
+  const losing = passing('dlock_renew($1', () => { for (const error of errors.splice(0)) throw error; });
+  return losing.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    await lease.renew(1_800_000);
+    assert.equal(errors.length, 0);
+    await lease.renew(7_200_000);
+    assert(lease.deadline <= now() + 1_800_000);
+    await lease.renew(900_000);
+    assert(lease.heart.interval <= 300_000);
+  });
+};
+
 tests['renew: an answer for an earlier hold does not concern the next one'] = async () => {
   const lock = locks.lock('a', { ttl: 3_600_000 });
   for (const kept of [null, 0]) {
