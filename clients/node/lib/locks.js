@@ -513,7 +513,7 @@ export class Lock extends Kept {
     try {
       await (this.scope === 'lease' ? this.#releaseForLease() : this.#releaseHere());
     } finally {
-      this.state = NONE;
+      if (this.state === 'being released') this.state = NONE;
       if (this.#ofAll) this.source.released(this.name);
       await this.#line.close();
     }
@@ -535,15 +535,19 @@ export class Lock extends Kept {
   async #releaseHere() {
     const line = this.#line;
     if (this.#calls) return;
-    unwatchEnd(line.client, this.#ended);
-    if (this.scope === 'transaction') return; // its end releases the lock
     try {
+      if (this.scope === 'transaction') return; // its end releases the lock
       const until = line.given ? Infinity : now() + GRACE;
       if (!this.lost.aborted && !(await ask(line.client, call('dlock_release_ticket', [this.fence]), { until })))
         this.lose('the server has ended its ticket');
     } catch (error) {
-      if (!(error instanceof ConnectionLost)) throw error;
+      if (!(error instanceof ConnectionLost)) {
+        if (line.given) this.state = 'held'; // by the program's session
+        throw error;
+      }
       this.#ended();
+    } finally {
+      if (!this.held) unwatchEnd(line.client, this.#ended);
     }
     this.checkLost();
   }

@@ -595,6 +595,18 @@ tests['downgrade, setInfo and isHeld'] = () => locks.lease({ ttl: 3_600_000 }).r
   assert.equal(await admin('SELECT info FROM dlock_leases'), 'two');
 });
 
+tests['release: a lock that the server did not release stays held'] = async () => {
+  const lock = new Lock(client, 'a');
+  await client.query('BEGIN');
+  await assert.rejects(lock.run(() => client.query('SELECT 1/0')), { code: '22012' });
+  await assert.rejects(lock.release(), { code: '25P02' });
+  await client.query('ROLLBACK');
+  lock.check();
+  assert(await lock.isHeld());
+  await lock.release();
+  assert(await isFree('a'));
+};
+
 tests['acquireAll: each is released by itself'] = async () => {
   await locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
     const [one, two] = await lease.acquireAll(['b', 'a'], { info: 'me' });
