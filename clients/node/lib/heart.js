@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
-import { ask, call, cut, interval, now, pauses } from './wire.js';
+import { FOREVER, ask, call, cut, interval, now, pauses } from './wire.js';
 
 // Check the clock at least each second, because timers stop while the machine sleeps.
 const GLANCE = 1000;
@@ -292,8 +292,9 @@ class Pulse {
   wake() {
     this.#resting?.abort();
     clearTimeout(this.#patience);
-    if (this.#asked !== undefined)
-      this.#patience = setTimeout(cut, Math.max(0, this.#asked + this.#shortest - now()), this.#client);
+    if (this.#asked === undefined) return;
+    const left = this.#asked + this.#shortest - now();
+    this.#patience = setTimeout(cut, Math.min(Math.max(0, left), FOREVER), this.#client);
   }
 
   get #shortest() {

@@ -11,7 +11,7 @@ export const GRACE = 5000;
 // Milliseconds to send a cancel, and as many for the statement to end; then milliseconds to undo the request
 const OBEY = 1000;
 export const UNDO = 2000;
-export const FOREVER = 2 ** 31 - 1;
+export const FOREVER = 2 ** 31 - 1; // the most that a timer can wait: 24.8 days
 
 const linux = process.platform === 'linux';
 const monotonic = () => Number(process.hrtime.bigint()) / 1e6;
@@ -95,7 +95,8 @@ export async function ask(client, [text, values],
     });
   };
   const timer = limit && setTimeout(stop, limit);
-  const given = until < Infinity && setTimeout(cut, Math.max(0, until - now()), client);
+  const left = until - now();
+  const given = left <= FOREVER && setTimeout(cut, Math.max(0, left), client);
   signal?.addEventListener('abort', stop);
   try {
     const { rows: [row] } = await client.query({ text, values, types, rowMode: 'array', query_timeout: FOREVER });

@@ -607,6 +607,19 @@ tests['release: a lock that the server did not release stays held'] = async () =
   assert(await isFree('a'));
 };
 
+tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
+  const day = 86_400_000;
+  const warnings = [];
+  const note = ({ message }) => warnings.push(message);
+  process.on('warning', note);
+  await locks.lock('a', { timeout: 30 * day, ttl: 90 * day }).run(async (lock) => {
+    lock.heart.owe(['SELECT true', []]);
+    await until(() => !lock.heart.owed.size, 'the heartbeat');
+  });
+  process.off('warning', note);
+  assert.deepEqual(warnings, []);
+};
+
 tests['acquireAll: each is released by itself'] = async () => {
   await locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
     const [one, two] = await lease.acquireAll(['b', 'a'], { info: 'me' });
