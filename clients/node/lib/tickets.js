@@ -93,7 +93,12 @@ export class Tickets {
 
   async close() {
     this.#closed = true;
-    await this.#alone(() => this.#line.close(!this.#client?.ended));
+    await this.#alone(async () => {
+      const good = !this.#client?.ended;
+      this.#client = undefined;
+      this.#wake();
+      await this.#line.close(good);
+    });
   }
 
   async [Symbol.asyncDispose]() {
@@ -118,7 +123,7 @@ export class Tickets {
   }
 
   #news(ms, signal) {
-    if (this.#heard.length || this.#events.length || this.#client.ended) return undefined;
+    if (this.#heard.length || this.#events.length || this.#client?.ended !== false || signal?.aborted) return undefined;
     return new Promise((resolve) => {
       const timer = setTimeout(() => this.#wake(), ms + 1);
       const wake = () => this.#wake();

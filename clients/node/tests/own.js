@@ -607,6 +607,23 @@ tests['release: a lock that the server did not release stays held'] = async () =
   assert(await isFree('a'));
 };
 
+tests['tickets: an abort and a close end a wait at once'] = async () => {
+  let tickets = locks.tickets();
+  const giving = new AbortController();
+  const began = now();
+  const aborted = assert.rejects(tickets.next({ signal: giving.signal, timeout: TIMEOUT }), { code: '57014' });
+  giving.abort();
+  await aborted;
+  for (const pause of [0, 100]) {
+    const waiting = assert.rejects(tickets.next({ timeout: TIMEOUT }), WrongState);
+    await sleep(pause);
+    await tickets.close();
+    await waiting;
+    tickets = locks.tickets();
+  }
+  assert(now() < began + TIMEOUT / 2);
+};
+
 tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
   const day = 86_400_000;
   const warnings = [];
