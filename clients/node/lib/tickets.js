@@ -157,14 +157,22 @@ export class Tickets {
     const end = () => this.#wake();
     client.on('notification', hear).once('end', end);
     this.#line.listens = [['notification', hear], ['end', end]];
-    for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
-    for (const [ticket, { statement }] of [...this.#requests]) {
-      const again = await ask(client, statement);
-      if (again !== ticket) {
-        await ask(client, call('dlock_release_ticket', [again]));
-        this.#forget(ticket, 'lost');
+    try {
+      for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
+      for (const [ticket, { statement }] of [...this.#requests]) {
+        // undefined if the lease has ended
+        const again = await ask(client, statement).catch((error) => {
+          if (!(error instanceof LockLost)) throw error;
+        });
+        if (again !== ticket) {
+          if (again !== undefined) await ask(client, call('dlock_release_ticket', [again]));
+          this.#forget(ticket, 'lost');
+        }
+        await this.#confirm(ticket);
       }
-      await this.#confirm(ticket);
+    } catch (error) {
+      client.ended = true; // the next connection repeats all of it
+      throw error;
     }
     return client;
   }

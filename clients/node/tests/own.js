@@ -10,7 +10,7 @@ import postgres from 'postgres';
 import { DataSource } from 'typeorm';
 import { QueryTypes, Sequelize } from 'sequelize';
 import {
-  BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
+  BadArgument, Calls, Cancelled, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
 } from 'dlock-client';
 
 const TIMEOUT = Number(process.env.PG_TEST_TIMEOUT_DEFAULT) * 1000;
@@ -622,6 +622,39 @@ tests['tickets: an abort and a close end a wait at once'] = async () => {
     tickets = locks.tickets();
   }
   assert(now() < began + TIMEOUT / 2);
+};
+
+tests['tickets: a reconnection that was refused is repeated'] = async () => {
+  let refusals = 0;
+  const failing = passing('dlock_watch', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
+  const tickets = failing.tickets();
+  const both = async () => {
+    for (const heard = new Set(); heard.size < 2;) heard.add((await tickets.next({ timeout: TIMEOUT })).lock);
+  };
+  await tickets.watch('a');
+  await tickets.watch('b');
+  await both();
+  refusals = 1;
+  await terminate();
+  await assert.rejects(tickets.next({ timeout: TIMEOUT }), Cancelled);
+  await both();
+  await tickets.close();
+};
+
+tests['tickets of a lease: all are lost with it'] = async () => {
+  const lease = await locks.lease({ ttl: 3_600_000 }).open();
+  const tickets = locks.tickets({ lease });
+  for (const name of ['a', 'b']) {
+    await tickets.enqueue(name);
+    assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'granted');
+  }
+  await admin('SELECT dlock_force_close($1)', lease.id);
+  await terminate();
+  await sleep(100);
+  for (let n = 0; n < 2; n++)
+    assert(['lost', 'released'].includes((await tickets.next({ timeout: TIMEOUT })).event));
+  await tickets.close();
+  await assert.rejects(lease.close(), LockLost);
 };
 
 tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
