@@ -624,6 +624,41 @@ tests['tickets: an abort and a close end a wait at once'] = async () => {
   assert(now() < began + TIMEOUT / 2);
 };
 
+tests['tickets of a lease: the heartbeat gives back what was broken off'] = async () => {
+  let down = false;
+  const failing = passing('dlock_lease_enqueue', () => {
+    if (down) throw new ConnectionLost('no answer');
+  }, () => {
+    if (down) throw new NotAllowed('refused', '42501');
+  });
+  await failing.lease(KEPT).run(async (lease) => {
+    const tickets = failing.tickets({ lease });
+    await tickets.watch('other');
+    down = true;
+    await assert.rejects(tickets.enqueue('a'), NotAllowed);
+    down = false;
+    await until(() => isFree('a'));
+    const ticket = await tickets.enqueue('a');
+    assert(!await isFree('a'));
+    down = true;
+    await terminate();
+    await assert.rejects(tickets.release(ticket), NotAllowed);
+    down = false;
+    await until(() => isFree('a'));
+    await tickets.close();
+  });
+};
+
+tests['tickets of a session: a refused release can be repeated'] = async () => {
+  let refusals = 1;
+  const failing = passing('dlock_release_ticket', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
+  const tickets = failing.tickets();
+  const ticket = await tickets.enqueue('a');
+  await assert.rejects(tickets.release(ticket), Cancelled);
+  await assert.rejects(tickets.release(ticket), /was lost/); // because the server has executed the first one
+  await tickets.close();
+};
+
 tests['tickets: a reconnection that was refused is repeated'] = async () => {
   let refusals = 0;
   const failing = passing('dlock_watch', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
