@@ -308,7 +308,7 @@ class Pulse {
       try {
         pause = 0;
         this.#loan ??= await lend(
-          this.config, 'dlock heartbeat', { patience: this.#shortest, signal: this.#end.signal });
+          this.config, 'dlock heartbeat', { until: now() + Math.max(this.#shortest, 1000), signal: this.#end.signal });
         this.#client = this.#loan.client;
         await this.#renew(due);
         if (await this.#takeBack(due)) waiting = pauses();

@@ -201,7 +201,7 @@ export class Lease extends Kept {
     all.forEach((name) => this.#all.add(name));
     const until = now() + timeout;
     const line = this.line();
-    if (timeout !== 0) line.opened = () => line.checkClient();
+    line.waits = timeout !== 0;
     try {
       const fences = await line.ask(() => {
         const [text, values] = call('dlock_lease_acquire_all', [all, id],
@@ -400,7 +400,7 @@ export class Lock extends Kept {
     this.#until = began + (this.timeout ?? Infinity);
     this.#ofAll = false;
     this.#doubt = false;
-    if (this.timeout !== 0) this.#line.opened = () => this.#line.checkClient();
+    this.#line.waits = this.timeout !== 0;
     try {
       await (this.scope === 'lease' ? this.#acquireForLease(signal) : this.#acquireHere(signal));
       if (signal?.aborted) throw cancelled(signal);
@@ -494,7 +494,7 @@ export class Lock extends Kept {
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
     const statement = takeBack(this.name, this.options.owner, lease && this.heart?.id);
-    line.opened = undefined;
+    line.waits = false;
     try {
       for (const pause of pauses()) {
         if ((await line.ask(statement, { until })) !== false) break;

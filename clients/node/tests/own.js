@@ -2,6 +2,8 @@
 // test/t/client_node_own.pl starts this, with a server in the environment.
 
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import Knex from 'knex';
@@ -651,7 +653,9 @@ tests['tickets of a lease: the heartbeat gives back what was broken off'] = asyn
 
 tests['tickets of a session: a refused release can be repeated'] = async () => {
   let refusals = 1;
-  const failing = passing('dlock_release_ticket', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
+  const failing = passing('dlock_release_ticket', () => {
+    if (refusals-- > 0) throw new Cancelled('refused', '57014');
+  });
   const tickets = failing.tickets();
   const ticket = await tickets.enqueue('a');
   await assert.rejects(tickets.release(ticket), Cancelled);
@@ -690,6 +694,28 @@ tests['tickets of a lease: all are lost with it'] = async () => {
     assert(['lost', 'released'].includes((await tickets.next({ timeout: TIMEOUT })).event));
   await tickets.close();
   await assert.rejects(lease.close(), LockLost);
+};
+
+tests['an acquire ends 5 seconds after its timeout'] = async () => {
+  const silent = createServer((socket) => socket.resume().on('error', () => {})).listen(0, '127.0.0.1');
+  await once(silent, 'listening');
+  const hosts = Array(3).fill(`127.0.0.1:${silent.address().port}`);
+  // connects late, and sets nothing in time
+  const slow = async () => {
+    await sleep(3000);
+    const connection = new pg.Client();
+    await connection.connect();
+    const query = connection.query.bind(connection);
+    connection.query = (statement) => query(/set_config/.test(statement.text) ? 'SELECT pg_sleep(8)' : statement);
+    return connection;
+  };
+  const refusing = Array(20).fill('postgres://127.0.0.1:1');
+  await Promise.all([`postgres://${hosts}`, slow, ...refusing].map(async (server) => {
+    const began = now();
+    await assert.rejects(new Locks(server, { patience }).lock('a', { timeout: 10 }).acquire(), ConnectionLost);
+    assert(now() < began + 6500, `${now() - began} ms`);
+  }));
+  silent.close();
 };
 
 tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
