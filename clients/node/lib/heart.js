@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
-import { ask, call, cut, interval, now, pauses } from './wire.js';
+import { FOREVER, ask, call, cut, interval, now, pauses } from './wire.js';
 
 // Check the clock at least each second, because timers stop while the machine sleeps.
 const GLANCE = 1000;
@@ -108,14 +108,17 @@ export class Kept {
     if (ttl !== undefined) heart.change(ttl, rhythm);
     const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
     const loss = this.#loss; // of this hold: the answer may come after the next acquire
-    let sent, kept;
+    let sent, kept, doubt;
     try {
-      [kept, sent] = await this.send(statement);
+      [kept, sent, doubt] = await this.send(statement);
     } catch (error) {
       const refused = error instanceof BadArgument || error instanceof NotAllowed;
-      // an earlier attempt, whose answer was lost, may have changed the ttl
-      if (refused && !error.doubt) heart.changed(deadline - life, life, every);
+      doubt = error.doubt || !refused;
+      if (!doubt) heart.changed(deadline - life, life, every);
       throw error;
+    } finally {
+      // an attempt whose answer was lost may change the ttl at any later time
+      if (doubt && ttl !== undefined) heart.limit(ttl - rhythm.margin, rhythm.interval);
     }
     if (kept === null) {
       this.lose('the server has ended its lease', loss);
@@ -153,14 +156,13 @@ export class Kept {
 const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text,'
   + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
   + ' WHERE NOT dlock_check(name, fence))::text';
+const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
+  + " WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user";
 /**
- * Releases the tickets that a request of this owner, or of a lease without an owner, may have left. False if the
+ * Releases the ticket that a request of this owner may have left, for a lease, or with a ttl of its own. False if the
  * request's session still waits, because it has not noticed yet that the client is gone.
  */
-export const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
-  + " WHERE owner = $2 AND scope = 'lease' AND role = current_user";
-export const TAKE_BACK_OF_LEASE = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
-  + ' WHERE lease = $2 AND owner IS NULL';
+export const takeBack = (name, owner, lease) => [TAKE_BACK, [name, owner ?? null, lease ?? null]];
 const pulses = new Map(); // by server
 
 /** The heart of a lease */
@@ -168,6 +170,7 @@ export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
   owed = new Set(); // statements that undo requests, as JSON
+  #most = { life: Infinity, interval: Infinity };
   #watching;
 
   constructor(config, id, sent, ttl, { interval, margin }) {
@@ -209,8 +212,15 @@ export class Heart {
 
   changed(sent, life, every) {
     if (this.over) return;
-    Object.assign(this, { life, interval: every, deadline: Math.max(this.deadline, sent + life) });
+    this.life = Math.min(life, this.#most.life);
+    this.interval = Math.min(every, this.#most.interval);
+    this.deadline = Math.max(this.deadline, sent + this.life);
     this.#turn();
+  }
+
+  /** From now on, no change gives the lease more than this. */
+  limit(life, interval) {
+    this.#most = { life: Math.min(life, this.#most.life), interval: Math.min(interval, this.#most.interval) };
   }
 
   #turn() {
@@ -282,8 +292,9 @@ class Pulse {
   wake() {
     this.#resting?.abort();
     clearTimeout(this.#patience);
-    if (this.#asked !== undefined)
-      this.#patience = setTimeout(cut, Math.max(0, this.#asked + this.#shortest - now()), this.#client);
+    if (this.#asked === undefined) return;
+    const left = this.#asked + this.#shortest - now();
+    this.#patience = setTimeout(cut, Math.min(Math.max(0, left), FOREVER), this.#client);
   }
 
   get #shortest() {
@@ -297,7 +308,7 @@ class Pulse {
       try {
         pause = 0;
         this.#loan ??= await lend(
-          this.config, 'dlock heartbeat', { patience: this.#shortest, signal: this.#end.signal });
+          this.config, 'dlock heartbeat', { until: now() + Math.max(this.#shortest, 1000), signal: this.#end.signal });
         this.#client = this.#loan.client;
         await this.#renew(due);
         if (await this.#takeBack(due)) waiting = pauses();

@@ -99,7 +99,10 @@ declare class Kept {
   readonly deadline: number;
   /** Throws LockLost after a loss, and WrongState if it is not held. Call it before each request to another system. */
   check(): void;
-  /** Renews the lease now. A ttl replaces the lease's ttl. Not for a lock of a Lease. */
+  /**
+   * Renews the lease now. A ttl replaces the lease's ttl. If an answer to that is lost, the client counts at most this
+   * ttl from then on. Not for a lock of a Lease.
+   */
   renew(ttl?: number): Promise<void>;
   /** Changes the info, which others can read. */
   setInfo(info: string | null): Promise<void>;
@@ -115,6 +118,7 @@ export class Lock extends Kept implements AsyncDisposable {
   readonly fence: number;
   readonly held: boolean;
   acquire(options?: Waiting): Promise<this>;
+  /** If the program's own connection refuses it, as in a failed transaction, the lock stays held. */
   release(): Promise<void>;
   /** The transaction can commit only while the lock is held. */
   guard(db: Executes): Promise<void>;

@@ -7,7 +7,7 @@ import {
   cancelled, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
-import { Heart, Kept, NONE, TAKE_BACK, TAKE_BACK_OF_LEASE, anew, warn } from './heart.js';
+import { Heart, Kept, NONE, anew, takeBack, warn } from './heart.js';
 import { isSource } from './source.js';
 import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
@@ -116,7 +116,7 @@ async function runWith(kept, work, leave) {
 
 /** One heartbeat for any number of locks, all of them on one server: the one that has the name `near` */
 export class Lease extends Kept {
-  #line; // for all calls that need not wait, one at a time
+  #line; // for all calls of this opening that need not wait, one at a time
   #tail = Promise.resolve();
   #moved = 0; // when a call last finished with the connection
   #opening; // the promise of the last open
@@ -126,7 +126,6 @@ export class Lease extends Kept {
     super();
     Object.assign(this, { locks, ttl, options: { delay: interval(delay), info } });
     this.server = locks.server(near);
-    this.#line = this.line();
     this.rhythm = rhythm({ ttl, ...options });
     this[anew]();
   }
@@ -146,23 +145,25 @@ export class Lease extends Kept {
 
   async #open({ signal } = {}) {
     this[anew]();
+    // calls of an earlier opening may still use its connection
+    this.#line = this.line();
+    this.#tail = Promise.resolve();
     try {
-      // if the answer is lost, the lease has no locks, and expires
-      this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
-      if (signal?.aborted) {
-        const close = call('dlock_lease_close', [this.id]);
-        await this.#line.ask(close, { until: now() + UNDO }).catch(() => {}); // without the close, the lease expires
-        throw cancelled(signal);
-      }
-      this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
-      this.heart.add(this);
-      this.state = 'held';
+      await this.hold(async (line) => {
+        // if the answer is lost, the lease has no locks, and expires
+        this.id = await line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
+        if (signal?.aborted) {
+          const close = call('dlock_lease_close', [this.id]);
+          await line.ask(close, { until: now() + UNDO }).catch(() => {}); // without the close, the lease expires
+          throw cancelled(signal);
+        }
+        this.heart = new Heart(this.server, this.id, line.sent, this.ttl, this.rhythm);
+        this.heart.add(this);
+        this.state = 'held';
+      });
     } catch (error) {
       this.state = NONE;
-      await this.#line.close();
       throw error;
-    } finally {
-      if (this.#line.pooled) await this.#line.close();
     }
     return this;
   }
@@ -177,20 +178,19 @@ export class Lease extends Kept {
     } finally {
       this.state = NONE;
       this.#all.clear();
-      await this.#line.close();
     }
   }
 
-  /** Returns the answer to a call, and the time before the call was sent. */
+  /** Returns the answer to a call, the time before the call was sent, and whether it may be executed once more. */
   send(statement) {
-    return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
+    return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent, line.doubt]);
   }
 
   /** Acquires all or none, in an order that prevents deadlocks. Release each of them, or close the lease. */
   async acquireAll(names, { timeout = Infinity, shared, info, signal } = {}) {
     const { heart, id } = this;
     const all = [...new Set(names)];
-    const back = (name) => [TAKE_BACK_OF_LEASE, [name, id]];
+    const back = (name) => takeBack(name, undefined, id);
     this.check();
     for (const name of all) {
       if (this.locks.server(name) !== this.server)
@@ -201,7 +201,7 @@ export class Lease extends Kept {
     all.forEach((name) => this.#all.add(name));
     const until = now() + timeout;
     const line = this.line();
-    if (timeout !== 0) line.opened = () => line.checkClient();
+    line.waits = timeout !== 0;
     try {
       const fences = await line.ask(() => {
         const [text, values] = call('dlock_lease_acquire_all', [all, id],
@@ -209,8 +209,8 @@ export class Lease extends Kept {
         return [`${text}::text`, values];
       }, { until: until + GRACE, limit: Infinity, signal });
       const locks = all.map((name) => this.lock(name));
-      fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart, back));
-      this.check();
+      fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart));
+      locks.forEach((lock) => lock.checkLost());
       if (signal?.aborted) throw cancelled(signal);
       return locks;
     } catch (error) {
@@ -229,8 +229,12 @@ export class Lease extends Kept {
     this.#all.delete(name);
   }
 
-  /** Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. */
+  /**
+   * Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. The connection
+   * stays open while the lease is held.
+   */
   async hold(work) {
+    const own = this.#line;
     const before = this.#tail;
     const waiting = new AbortController();
     let done, free;
@@ -240,11 +244,11 @@ export class Lease extends Kept {
         before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
     while (!free && now() - this.#moved < GRACE); // earlier calls still finish, so the connection is not stuck
     waiting.abort();
-    const line = free ? this.#line : this.line();
+    const line = free ? own : this.line();
     try {
       return await work(line);
     } finally {
-      if (!free || line.pooled) await line.close();
+      if (line !== this.#line || line.pooled || this.state !== 'held') await line.close();
       this.#moved = now();
       before.then(() => done());
     }
@@ -290,7 +294,7 @@ export class Lock extends Kept {
   #line;
   #until;
   #calls; // in transaction scope: executes SQL in the program's transaction
-  #back; // for a lock of acquireAll: the statement that undoes the request
+  #ofAll; // was it acquired by acquireAll?
   #since;
   #doubt; // for a lock of a Lease: may the Lease's connection have left a request?
   #ended = () => this.lose('its connection is gone');
@@ -326,25 +330,30 @@ export class Lock extends Kept {
   }
 
   /** Holds a lock that acquireAll has acquired. */
-  hold(fence, heart, back) {
+  hold(fence, heart) {
     this.turn(NONE, 'held');
     this[anew]();
     this.fence = fence;
     this.heart = heart;
-    this.#back = back(this.name);
+    this.#ofAll = true;
     heart.add(this, { name: this.name, fence });
     this.#observeHold(now());
   }
 
   async send(statement) {
     const { scope, source } = this;
-    const line = this.#line;
+    const { client, given } = this.#line;
     if (source instanceof Lease) return source.send(statement);
     if (this.#calls) return [await this.#calls.send(statement)];
-    if (scope !== 'lease')
-      return [await ask(line.client, statement, { until: line.given ? Infinity : now() + GRACE })];
+    if (scope !== 'lease') return [await ask(client, statement, { until: given ? Infinity : now() + GRACE })];
+    return this.#over(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent, line.doubt]);
+  }
+
+  // Calls of a lock with a ttl of its own may come at the same time, so each has a connection.
+  async #over(work) {
+    const line = this.source.line(this.name);
     try {
-      return [await line.ask(statement, { until: this.deadline }), line.sent];
+      return await work(line);
     } finally {
       await line.close();
     }
@@ -389,9 +398,9 @@ export class Lock extends Kept {
     if (this.scope === 'lease') this.options.owner = this.owner ?? randomUUID();
     const began = now();
     this.#until = began + (this.timeout ?? Infinity);
-    this.#back = undefined;
+    this.#ofAll = false;
     this.#doubt = false;
-    if (this.timeout !== 0) this.#line.opened = () => this.#line.checkClient();
+    this.#line.waits = this.timeout !== 0;
     try {
       await (this.scope === 'lease' ? this.#acquireForLease(signal) : this.#acquireHere(signal));
       if (signal?.aborted) throw cancelled(signal);
@@ -432,18 +441,19 @@ export class Lock extends Kept {
     if (source.locks.server(name) !== source.server)
       throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
     source.check();
-    if (source.heart.owes([TAKE_BACK, [name, this.options.owner]]))
+    const { heart } = source;
+    if (heart.owes(takeBack(name, this.options.owner, heart.id)))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
+    this.heart = heart;
     // over the lease's connection, if the lock need not wait
-    const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
+    const attempt = call('dlock_lease_acquire', [name, heart.id], { ...this.options, timeout: interval(0) });
     const request = (line) => line.ask(attempt, { signal }).finally(() => { this.#doubt = line.doubt; });
     this.fence = await source.hold(request).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
     });
-    this.fence ??= await this.#request('dlock_lease_acquire', signal, source.id);
-    this.heart = source.heart;
-    this.heart.add(this, { name, fence: this.fence });
-    source.check();
+    this.fence ??= await this.#request('dlock_lease_acquire', signal, heart.id);
+    heart.add(this, { name, fence: this.fence });
+    this.checkLost();
   }
 
   async #acquireWithTtl(signal) {
@@ -471,7 +481,7 @@ export class Lock extends Kept {
   async #undo(error) {
     const line = this.#line;
     const until = now() + UNDO;
-    const lease = this.source instanceof Lease ? this.source : undefined;
+    const lease = this.source instanceof Lease;
     this.heart?.remove(this, !lease);
     if (this.scope !== 'lease') {
       if (line.client && !this.#calls) unwatchEnd(line.client, this.#ended);
@@ -483,8 +493,8 @@ export class Lock extends Kept {
     await line.close();
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
-    const statement = [TAKE_BACK, [this.name, this.options.owner]];
-    line.opened = undefined;
+    const statement = takeBack(this.name, this.options.owner, lease && this.heart?.id);
+    line.waits = false;
     try {
       for (const pause of pauses()) {
         if ((await line.ask(statement, { until })) !== false) break;
@@ -492,7 +502,7 @@ export class Lock extends Kept {
         await sleep(pause);
       }
     } catch {
-      lease?.heart?.owe(statement); // without a Lease, the lock expires
+      if (lease) this.heart?.owe(statement); // without a Lease, the lock expires
     } finally {
       await line.close();
     }
@@ -503,8 +513,8 @@ export class Lock extends Kept {
     try {
       await (this.scope === 'lease' ? this.#releaseForLease() : this.#releaseHere());
     } finally {
-      this.state = NONE;
-      if (this.#back) this.source.released(this.name);
+      if (this.state === 'being released') this.state = NONE;
+      if (this.#ofAll) this.source.released(this.name);
       await this.#line.close();
     }
     this.#observe('held', this.#since);
@@ -513,12 +523,11 @@ export class Lock extends Kept {
   // Over the connection of a Lease, if there is one. If that fails, the Lease's heartbeat repeats the release.
   async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
-    if (!(this.source instanceof Lease)) return giveBack(this, this.#line, release, true);
+    if (!(this.source instanceof Lease)) return this.#over((line) => giveBack(this, line, release, true));
     try {
       return await this.source.hold((line) => giveBack(this, line, release, false));
     } catch (error) {
-      if (!(error instanceof LockLost))
-        this.heart.owe(this.#back ?? [TAKE_BACK, [this.name, this.options.owner]]);
+      if (!(error instanceof LockLost)) this.heart.owe(takeBack(this.name, this.options.owner, this.heart.id));
       throw error;
     }
   }
@@ -526,15 +535,19 @@ export class Lock extends Kept {
   async #releaseHere() {
     const line = this.#line;
     if (this.#calls) return;
-    unwatchEnd(line.client, this.#ended);
-    if (this.scope === 'transaction') return; // its end releases the lock
     try {
+      if (this.scope === 'transaction') return; // its end releases the lock
       const until = line.given ? Infinity : now() + GRACE;
       if (!this.lost.aborted && !(await ask(line.client, call('dlock_release_ticket', [this.fence]), { until })))
         this.lose('the server has ended its ticket');
     } catch (error) {
-      if (!(error instanceof ConnectionLost)) throw error;
+      if (!(error instanceof ConnectionLost)) {
+        if (line.given) this.state = 'held'; // by the program's session
+        throw error;
+      }
       this.#ended();
+    } finally {
+      if (!this.held) unwatchEnd(line.client, this.#ended);
     }
     this.checkLost();
   }

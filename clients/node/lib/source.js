@@ -2,7 +2,7 @@
 
 import pg from 'pg';
 import { BadArgument, ConnectionLost, NotPrimary, cancelled, translate } from './errors.js';
-import { FOREVER, ask, close, cut, hostsOf } from './wire.js';
+import { FOREVER, ask, close, cut, hostsOf, now } from './wire.js';
 
 const isPool = (source) => typeof source?.connect === 'function' && 'idleCount' in source;
 
@@ -20,22 +20,23 @@ function listen(client) {
   return () => client.off('error', ignore).off('end', end);
 }
 
-// Connects to the primary among the hosts.
-async function connect(config, name, { patience, signal }) {
+// Connects to the primary among the hosts, which share the time.
+async function connect(config, name, { until, signal }) {
   const hosts = hostsOf(config);
   let failure;
-  for (const host of hosts) {
+  for (const [n, host] of hosts.entries()) {
     if (signal?.aborted) throw cancelled(signal);
+    const left = Math.max((until - now()) / (hosts.length - n), 1);
     const client = new pg.Client({
       keepAlive: true, keepAliveInitialDelayMillis: 30000, fallback_application_name: name, ...host,
-      connectionTimeoutMillis: Math.min(host.connectionTimeoutMillis || 10000, Math.max(patience, 1000)),
+      connectionTimeoutMillis: Math.min(host.connectionTimeoutMillis || 10000, left),
     });
     const stop = () => cut(client);
     listen(client);
     signal?.addEventListener('abort', stop);
     try {
       await client.connect();
-      if (hosts.length > 1 && (await ask(client, ['SHOW transaction_read_only'], { limit: 10000 })) === 'on')
+      if (hosts.length > 1 && (await ask(client, ['SHOW transaction_read_only'], { until, limit: 10000 })) === 'on')
         throw new NotPrimary('the server is a standby', '25006');
       return client;
     } catch (error) {
@@ -49,12 +50,12 @@ async function connect(config, name, { patience, signal }) {
 }
 
 // Waits for a connection that the program makes. Discards one that comes too late.
-async function inTime(making, discard, { patience, signal }) {
+async function inTime(making, discard, { until, signal }) {
   let timer, stop;
   const late = new Promise((_, reject) => {
     stop = () => reject(cancelled(signal));
     timer = setTimeout(() => reject(new ConnectionLost('the program gives no connection')),
-      Math.min(Math.max(patience, 0), FOREVER));
+      Math.min(Math.max(until - now(), 0), FOREVER));
     signal?.addEventListener('abort', stop);
   });
   try {
@@ -74,10 +75,10 @@ const isClient = (made) => typeof made?.query === 'function' && typeof made.end 
  * Returns a connection, and a function that returns it, either clean or in an unknown state. A pool's connection
  * stays out of the pool until then. A source that is a function returns a connection, or a server's configuration.
  */
-export async function lend(source, name, { patience = 10000, signal } = {}) {
+export async function lend(source, name, { until, signal }) {
   if (signal?.aborted) throw cancelled(signal);
   if (isPool(source)) {
-    const client = await inTime(source.connect(), (late) => late.release(), { patience, signal });
+    const client = await inTime(source.connect(), (late) => late.release(), { until, signal });
     const forget = listen(client);
     return {
       client,
@@ -90,7 +91,7 @@ export async function lend(source, name, { patience = 10000, signal } = {}) {
   }
   let client = source;
   if (typeof source === 'function') {
-    client = await inTime(Promise.resolve().then(source), (late) => isClient(late) && late.end(), { patience, signal });
+    client = await inTime(Promise.resolve().then(source), (late) => isClient(late) && late.end(), { until, signal });
     if (isClient(client)) {
       if (isPool(client) || !client.processID) throw new BadArgument('a connection has to be connected', '22023');
       listen(client);
@@ -99,6 +100,6 @@ export async function lend(source, name, { patience = 10000, signal } = {}) {
     if (!isSource(client) || typeof client === 'function')
       throw new BadArgument(`no connection, but ${typeof client}`, '22023');
   }
-  client = await connect(client, name, { patience, signal });
+  client = await connect(client, name, { until, signal });
   return { client, pooled: false, end: () => close(client) };
 }

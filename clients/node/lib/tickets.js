@@ -1,13 +1,19 @@
 // Places in many queues, and watched locks, over one connection
 
 import { randomUUID } from 'node:crypto';
-import { BadArgument, ConnectionLost, LockLost, WrongState, cancelled } from './errors.js';
+import {
+  BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, QuorumLate, WrongState, cancelled,
+} from './errors.js';
+import { takeBack } from './heart.js';
 import { GRACE, ask as askOver, call, now } from './wire.js';
 
 // Milliseconds between queries that make up for lost notifications
 const ROUND = 60000;
 
 const ask = (client, statement) => askOver(client, statement, { until: now() + GRACE });
+
+// Lets the heartbeat give a place back, if it is a lease's.
+const giveBack = ({ name, owner, heart }) => heart?.owe(takeBack(name, owner, heart.id));
 
 /**
  * Tickets belong to the session, and end with the connection, or to a lease, which keeps their places. All of them are
@@ -38,12 +44,24 @@ export class Tickets {
   /** Returns the ticket, the fence once it is granted. The options are shared, slots, permits, owner and info. */
   async enqueue(name, { owner, ...options } = {}) {
     this.#here(name);
-    const statement = this.#lease
-      ? call('dlock_lease_enqueue', [name, this.#lease.id], { owner: owner ?? randomUUID(), ...options })
+    const place = { name, owner: owner ?? randomUUID(), heart: this.#lease?.heart };
+    place.statement = this.#lease
+      ? call('dlock_lease_enqueue', [name, this.#lease.id], { ...options, owner: place.owner })
       : call('dlock_enqueue', [name], options);
     return this.#alone(async () => {
-      const ticket = await this.#kept(statement);
-      this.#requests.set(ticket, { name, statement });
+      if (place.heart?.owes(takeBack(name, place.owner, place.heart.id)))
+        throw new WrongState(`"${name}" is being taken back from this owner`, '55000');
+      let ticket;
+      try {
+        ticket = await this.#kept(place.statement);
+      } catch (error) {
+        const ours = [...this.#requests.values()].some((known) => known.name === name && known.owner === place.owner);
+        if (!ours && (!(error instanceof DlockError) || error.doubt
+            || [Cancelled, ConnectionLost, QuorumLate].some((kind) => error instanceof kind)))
+          giveBack(place);
+        throw error;
+      }
+      this.#requests.set(ticket, place);
       await this.#confirm(ticket);
       return ticket;
     });
@@ -51,10 +69,19 @@ export class Tickets {
 
   async release(ticket) {
     await this.#alone(async () => {
-      this.#granted.delete(ticket);
+      const place = this.#requests.get(ticket);
       if (!this.#requests.delete(ticket)) throw new LockLost(`ticket ${ticket} is not ours`, '55L01');
-      if (!(await this.#kept(call('dlock_release_ticket', [ticket]))))
-        throw new LockLost(`ticket ${ticket} was lost`, '55L01');
+      let released;
+      try {
+        released = await this.#kept(call('dlock_release_ticket', [ticket]));
+      } catch (error) {
+        if (place.heart) giveBack(place);
+        else if (!(error instanceof LockLost)) this.#requests.set(ticket, place); // of the session still
+        throw error;
+      } finally {
+        if (!this.#requests.has(ticket)) this.#granted.delete(ticket);
+      }
+      if (!released) throw new LockLost(`ticket ${ticket} was lost`, '55L01');
     });
   }
 
@@ -93,7 +120,12 @@ export class Tickets {
 
   async close() {
     this.#closed = true;
-    await this.#alone(() => this.#line.close(!this.#client?.ended));
+    await this.#alone(async () => {
+      const good = !this.#client?.ended;
+      this.#client = undefined;
+      this.#wake();
+      await this.#line.close(good);
+    });
   }
 
   async [Symbol.asyncDispose]() {
@@ -118,7 +150,7 @@ export class Tickets {
   }
 
   #news(ms, signal) {
-    if (this.#heard.length || this.#events.length || this.#client.ended) return undefined;
+    if (this.#heard.length || this.#events.length || this.#client?.ended !== false || signal?.aborted) return undefined;
     return new Promise((resolve) => {
       const timer = setTimeout(() => this.#wake(), ms + 1);
       const wake = () => this.#wake();
@@ -152,26 +184,37 @@ export class Tickets {
     const end = () => this.#wake();
     client.on('notification', hear).once('end', end);
     this.#line.listens = [['notification', hear], ['end', end]];
-    for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
-    for (const [ticket, { statement }] of [...this.#requests]) {
-      const again = await ask(client, statement);
-      if (again !== ticket) {
-        await ask(client, call('dlock_release_ticket', [again]));
-        this.#forget(ticket, 'lost');
+    try {
+      for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
+      for (const [ticket, { statement }] of [...this.#requests]) {
+        // undefined if the lease has ended
+        const again = await ask(client, statement).catch((error) => {
+          if (!(error instanceof LockLost)) throw error;
+        });
+        if (again !== ticket) {
+          if (again !== undefined) await ask(client, call('dlock_release_ticket', [again]));
+          this.#forget(ticket, 'lost');
+        }
+        await this.#confirm(ticket);
       }
-      await this.#confirm(ticket);
+    } catch (error) {
+      client.ended = true; // the next connection repeats all of it
+      throw error;
     }
     return client;
   }
 
   // Executes a call, again over a new connection if one breaks
   async #kept(statement) {
-    for (;;)
+    for (let doubt = false;; doubt = true)
       try {
         return await ask(await this.#session(), statement);
       } catch (error) {
         // without a client, no connection could be made in time
-        if (!(error instanceof ConnectionLost) || !this.#line.client) throw error;
+        if (!(error instanceof ConnectionLost) || !this.#line.client) {
+          if (error instanceof DlockError) error.doubt = doubt; // an earlier attempt may have been executed
+          throw error;
+        }
         this.#client.ended = true;
       }
   }

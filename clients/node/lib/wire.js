@@ -11,7 +11,7 @@ export const GRACE = 5000;
 // Milliseconds to send a cancel, and as many for the statement to end; then milliseconds to undo the request
 const OBEY = 1000;
 export const UNDO = 2000;
-export const FOREVER = 2 ** 31 - 1;
+export const FOREVER = 2 ** 31 - 1; // the most that a timer can wait: 24.8 days
 
 const linux = process.platform === 'linux';
 const monotonic = () => Number(process.hrtime.bigint()) / 1e6;
@@ -95,7 +95,8 @@ export async function ask(client, [text, values],
     });
   };
   const timer = limit && setTimeout(stop, limit);
-  const given = until < Infinity && setTimeout(cut, Math.max(0, until - now()), client);
+  const left = until - now();
+  const given = left <= FOREVER && setTimeout(cut, Math.max(0, left), client);
   signal?.addEventListener('abort', stop);
   try {
     const { rows: [row] } = await client.query({ text, values, types, rowMode: 'array', query_timeout: FOREVER });
@@ -121,6 +122,7 @@ const UNCHECK = ["SELECT set_config('client_connection_check_interval', '0', fal
 export class Line {
   client;
   session = false; // does it have a session's locks, tickets or watches?
+  waits = false; // may a call wait for a lock?
   listens; // an event and its listener
   #loan;
   #checked = false;
@@ -145,10 +147,10 @@ export class Line {
       if (signal?.aborted) throw cancelled(signal);
       try {
         if (!this.client) {
-          const patience = Math.min(until - now(), Math.max(GRACE, end - now()));
-          this.#loan = await lend(this.config, 'dlock', { patience, signal });
+          const lent = { until: Math.min(until, Math.max(now() + GRACE, end)), signal };
+          this.#loan = await lend(this.config, 'dlock', lent);
           this.client = this.#loan.client;
-          await this.opened?.(this.client);
+          if (this.waits) await this.#checkClient(until);
         }
         const what = typeof statement === 'function' ? statement() : statement;
         this.sent = now();
@@ -168,9 +170,10 @@ export class Line {
           if (this.client && limit === Infinity) end = Math.min(until, now() + this.patience);
           await this.close(false);
         }
-        if (now() >= (late ? until : end)) throw error;
+        const left = (late ? until : end) - now();
+        if (left <= 0) throw error;
+        await sleep(Math.min(pause, left), undefined, { signal }).catch(() => {});
       }
-      await sleep(pause, undefined, { signal }).catch(() => {});
     }
     return undefined;
   }
@@ -179,9 +182,9 @@ export class Line {
     return this.#loan?.pooled ?? false;
   }
 
-  async checkClient() {
-    await ask(this.client, CHECK, { until: now() + GRACE }).then((set) => { this.#checked = set !== undefined; },
-      () => {});
+  async #checkClient(until) {
+    await ask(this.client, CHECK, { until: Math.min(until, now() + GRACE) })
+      .then((set) => { this.#checked = set !== undefined; }, () => {});
   }
 
   /** Returns a clean connection to the pool; if it may not be clean, closes it. */

@@ -2,6 +2,8 @@
 // test/t/client_node_own.pl starts this, with a server in the environment.
 
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import Knex from 'knex';
@@ -10,7 +12,7 @@ import postgres from 'postgres';
 import { DataSource } from 'typeorm';
 import { QueryTypes, Sequelize } from 'sequelize';
 import {
-  BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
+  BadArgument, Calls, Cancelled, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
 } from 'dlock-client';
 
 const TIMEOUT = Number(process.env.PG_TEST_TIMEOUT_DEFAULT) * 1000;
@@ -74,8 +76,8 @@ async function look(pool) {
   }
 }
 
-// Locks over connections that call a function after each answer to a statement with this text, and one before they
-// connect
+// Locks over connections that call a function, with the statement, after each answer to a statement with this text, and
+// one before they connect
 const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
   connecting();
   const connection = new pg.Client();
@@ -83,7 +85,7 @@ const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
   const query = connection.query.bind(connection);
   connection.query = async (statement) => {
     const result = await query(statement);
-    if (statement.text?.includes(text)) await pass();
+    if (statement.text?.includes(text)) await pass(statement.text);
     return result;
   };
   return connection;
@@ -359,6 +361,36 @@ tests['open: a failure ends a close, and a cancel after the answer closes the le
   assert.equal(await admin('SELECT count(*)::integer FROM dlock_leases'), 0);
 };
 
+tests['open: a call that an earlier opening has left uses another connection'] = async () => {
+  let opening, leave;
+  const left = new Promise((resolve) => { leave = resolve; });
+  // the first opening; the call that it leaves; the second opening; the repeated call
+  const answers = [() => {}, () => left.then(() => { throw new ConnectionLost('no answer'); }), async () => {
+    opening = now();
+    leave();
+    await until(() => !answers.length, 'the repeated call');
+  }, () => {}];
+  const pass = (text) => (/lease_open|set_info/.test(text) ? answers.shift()() : undefined);
+  const lease = passing('dlock_', pass).lease({ ttl: 3_600_000 });
+  await lease.open();
+  const info = assert.rejects(lease.setInfo('one'), WrongState);
+  await lease.close();
+  await lease.open();
+  await info;
+  assert(lease.deadline <= opening + 0.99 * 3_600_000);
+  await lease.close();
+};
+
+tests['a lock of a lease that is closed and opened meanwhile is lost'] = async () => {
+  let lease;
+  const answers = [() => { throw new LockTimeout('too late', '55P03'); }, async () => {
+    await lease.close();
+    await lease.open();
+  }];
+  lease = passing('dlock_lease_acquire', () => answers.shift()()).lease(KEPT);
+  await lease.run(() => assert.rejects(lease.lock('a').acquire(), LockLost));
+};
+
 tests['a lock of a lease: a later request does not hide a doubt'] = async () => {
   let lease;
   const refuse = () => { throw new LockTimeout('too late', '55P03'); };
@@ -373,6 +405,37 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
     assert.equal(answers.length, 0);
     await until(() => isFree('a'));
     assert(!await isFree('b'));
+  });
+};
+
+tests['an undone request: another lease keeps the lock of the same owner'] = () => locks.lease(KEPT).run((one) =>
+  locks.lease(KEPT).run(async (two) => {
+    const mine = { owner: 'me' };
+    const lock = await one.lock('a', mine).acquire();
+    for (const other of [two.lock('a', mine), locks.lock('a', { ...mine, ...KEPT })]) {
+      const giving = new AbortController();
+      const waiting = assert.rejects(other.acquire({ signal: giving.signal }), { code: '57014' });
+      await waits('a');
+      giving.abort();
+      await waiting;
+    }
+    await lock.release();
+    const failing = passing('dlock_ttl_acquire', () => { throw new TypeError(); });
+    await assert.rejects(failing.lock('a', { ...mine, ...KEPT }).acquire(), TypeError);
+    assert(await isFree('a'));
+  }));
+
+tests['a lock with a ttl: each call has a connection, and closes it'] = async () => {
+  const made = [];
+  const own = new Locks(async () => {
+    const connection = new pg.Client();
+    made.push(connection);
+    await connection.connect();
+    return connection;
+  }, { patience });
+  await own.lock('a', { ttl: 3_600_000 }).run(async (lock) => {
+    assert.deepEqual(await Promise.all([lock.isHeld(), lock.isHeld(), lock.isHeld()]), [true, true, true]);
+    await until(() => made.every((connection) => connection.ended), 'them to be closed');
   });
 };
 
@@ -441,6 +504,19 @@ tests['renew: nor does a refused reconnection'] = () => {
     await assert.rejects(lease.renew(1_800_000), NotAllowed);
     assert.equal(connections, 2);
     assert(lease.deadline <= now() + 1_800_000);
+  });
+};
+
+tests['renew: an attempt without an answer limits all later ones'] = () => {
+  const errors = [new ConnectionLost('no answer')];
+  const losing = passing('dlock_renew($1', () => { for (const error of errors.splice(0)) throw error; });
+  return losing.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    await lease.renew(1_800_000);
+    assert.equal(errors.length, 0);
+    await lease.renew(7_200_000);
+    assert(lease.deadline <= now() + 1_800_000);
+    await lease.renew(900_000);
+    assert(lease.heart.interval <= 300_000);
   });
 };
 
@@ -520,6 +596,140 @@ tests['downgrade, setInfo and isHeld'] = () => locks.lease({ ttl: 3_600_000 }).r
   await lease.setInfo('two');
   assert.equal(await admin('SELECT info FROM dlock_leases'), 'two');
 });
+
+tests['release: a lock that the server did not release stays held'] = async () => {
+  const lock = new Lock(client, 'a');
+  await client.query('BEGIN');
+  await assert.rejects(lock.run(() => client.query('SELECT 1/0')), { code: '22012' });
+  await assert.rejects(lock.release(), { code: '25P02' });
+  await client.query('ROLLBACK');
+  lock.check();
+  assert(await lock.isHeld());
+  await lock.release();
+  assert(await isFree('a'));
+};
+
+tests['tickets: an abort and a close end a wait at once'] = async () => {
+  let tickets = locks.tickets();
+  const giving = new AbortController();
+  const began = now();
+  const aborted = assert.rejects(tickets.next({ signal: giving.signal, timeout: TIMEOUT }), { code: '57014' });
+  giving.abort();
+  await aborted;
+  for (const pause of [0, 100]) {
+    const waiting = assert.rejects(tickets.next({ timeout: TIMEOUT }), WrongState);
+    await sleep(pause);
+    await tickets.close();
+    await waiting;
+    tickets = locks.tickets();
+  }
+  assert(now() < began + TIMEOUT / 2);
+};
+
+tests['tickets of a lease: the heartbeat gives back what was broken off'] = async () => {
+  let down = false;
+  const failing = passing('dlock_lease_enqueue', () => {
+    if (down) throw new ConnectionLost('no answer');
+  }, () => {
+    if (down) throw new NotAllowed('refused', '42501');
+  });
+  await failing.lease(KEPT).run(async (lease) => {
+    const tickets = failing.tickets({ lease });
+    await tickets.watch('other');
+    down = true;
+    await assert.rejects(tickets.enqueue('a'), NotAllowed);
+    down = false;
+    await until(() => isFree('a'));
+    const ticket = await tickets.enqueue('a');
+    assert(!await isFree('a'));
+    down = true;
+    await terminate();
+    await assert.rejects(tickets.release(ticket), NotAllowed);
+    down = false;
+    await until(() => isFree('a'));
+    await tickets.close();
+  });
+};
+
+tests['tickets of a session: a refused release can be repeated'] = async () => {
+  let refusals = 1;
+  const failing = passing('dlock_release_ticket', () => {
+    if (refusals-- > 0) throw new Cancelled('refused', '57014');
+  });
+  const tickets = failing.tickets();
+  const ticket = await tickets.enqueue('a');
+  await assert.rejects(tickets.release(ticket), Cancelled);
+  await assert.rejects(tickets.release(ticket), /was lost/); // because the server has executed the first one
+  await tickets.close();
+};
+
+tests['tickets: a reconnection that was refused is repeated'] = async () => {
+  let refusals = 0;
+  const failing = passing('dlock_watch', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
+  const tickets = failing.tickets();
+  const both = async () => {
+    for (const heard = new Set(); heard.size < 2;) heard.add((await tickets.next({ timeout: TIMEOUT })).lock);
+  };
+  await tickets.watch('a');
+  await tickets.watch('b');
+  await both();
+  refusals = 1;
+  await terminate();
+  await assert.rejects(tickets.next({ timeout: TIMEOUT }), Cancelled);
+  await both();
+  await tickets.close();
+};
+
+tests['tickets of a lease: all are lost with it'] = async () => {
+  const lease = await locks.lease({ ttl: 3_600_000 }).open();
+  const tickets = locks.tickets({ lease });
+  for (const name of ['a', 'b']) {
+    await tickets.enqueue(name);
+    assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'granted');
+  }
+  await admin('SELECT dlock_force_close($1)', lease.id);
+  await terminate();
+  await sleep(100);
+  for (let n = 0; n < 2; n++)
+    assert(['lost', 'released'].includes((await tickets.next({ timeout: TIMEOUT })).event));
+  await tickets.close();
+  await assert.rejects(lease.close(), LockLost);
+};
+
+tests['an acquire ends 5 seconds after its timeout'] = async () => {
+  const silent = createServer((socket) => socket.resume().on('error', () => {})).listen(0, '127.0.0.1');
+  await once(silent, 'listening');
+  const hosts = Array(3).fill(`127.0.0.1:${silent.address().port}`);
+  // connects late, and sets nothing in time
+  const slow = async () => {
+    await sleep(3000);
+    const connection = new pg.Client();
+    await connection.connect();
+    const query = connection.query.bind(connection);
+    connection.query = (statement) => query(/set_config/.test(statement.text) ? 'SELECT pg_sleep(8)' : statement);
+    return connection;
+  };
+  const refusing = Array(20).fill('postgres://127.0.0.1:1');
+  await Promise.all([`postgres://${hosts}`, slow, ...refusing].map(async (server) => {
+    const began = now();
+    await assert.rejects(new Locks(server, { patience }).lock('a', { timeout: 10 }).acquire(), ConnectionLost);
+    assert(now() < began + 6500, `${now() - began} ms`);
+  }));
+  silent.close();
+};
+
+tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
+  const day = 86_400_000;
+  const warnings = [];
+  const note = ({ message }) => warnings.push(message);
+  process.on('warning', note);
+  await locks.lock('a', { timeout: 30 * day, ttl: 90 * day }).run(async (lock) => {
+    lock.heart.owe(['SELECT true', []]);
+    await until(() => !lock.heart.owed.size, 'the heartbeat');
+  });
+  process.off('warning', note);
+  assert.deepEqual(warnings, []);
+};
 
 tests['acquireAll: each is released by itself'] = async () => {
   await locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
