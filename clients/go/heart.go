@@ -82,9 +82,9 @@ func (k *kept) turn(before, after string) error {
 
 // begin makes a child of the program's context.
 func (k *kept) begin(parent context.Context) {
+	inner, cancel := withCause(parent) // without mu: the parent may be the context of another lock
 	mu.Lock()
 	defer mu.Unlock()
-	inner, cancel := withCause(parent)
 	k.ctx, k.cancel = lossContext{inner, k.look}, cancel
 	k.heart, k.loss, k.callbacks = nil, nil, nil
 	k.since = Now()

@@ -1797,6 +1797,22 @@ var own = []row{
 		check(admin.ask("SELECT count(*) FROM dlock_leases") == "0", "leases")
 	}},
 
+	// A request with the context of an earlier hold
+	{"context_of_lost_lock", func() {
+		lock := locks.NewLock("lost")
+		must(acquire(lock))
+		ended := lock.Context()
+		must(lock.Unlock())
+		_, err := lock.Lock(ended)
+		raises(dlock.Cancelled, "57014", err)
+		lost(do(lock, func(ctx context.Context) {
+			killSessions()
+			<-ctx.Done()
+			_, err := locks.NewLock("other").Lock(ctx)
+			raises(dlock.Cancelled, "57014", err)
+		}))
+	}},
+
 	{"in_tx_all", func() {
 		with(main_, func(conn *pgx.Conn) {
 			must(transaction(conn, func(tx pgx.Tx) error {
