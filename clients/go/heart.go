@@ -21,14 +21,10 @@ const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
 	" array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)" +
 	" WHERE NOT dlock_check(name, fence))::text"
 
-// takeBack releases the tickets that a request of this owner may have left. False if the request's session still waits,
-// because it has not noticed yet that the client is gone.
+// takeBack releases the ticket that a request may have left. False if the request's session still waits, because it has
+// not noticed yet that the client is gone. Without a lease, it was a request with a ttl, whose lease is the ticket.
 const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
-	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
-
-// takeBackOfLease does the same for a request for several locks, which has no owner.
-const takeBackOfLease = "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest($1::text[]) AS names (name)," +
-	" dlock_locks(name) WHERE lease = $2 AND owner IS NULL"
+	" WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user"
 
 // mu protects everything in this file. No input or output happens while it is held.
 var (
@@ -228,7 +224,19 @@ func (k *kept) setLost(why string) {
 	}
 }
 
+// A request of a lease. Requests for several locks have no owner.
 type request struct{ name, owner string }
+
+func (r request) takeBack(h *heart) statement {
+	var owner, lease any
+	if r.owner != "" {
+		owner = r.owner
+	}
+	if h != nil {
+		lease = h.id
+	}
+	return plain(takeBack, r.name, owner, lease)
+}
 
 type hold struct {
 	name  string
@@ -484,11 +492,7 @@ func (p *pulse) serve(due []*heart) (bool, error) {
 	settled := true
 	for _, h := range due {
 		for _, r := range p.owedOf(h) {
-			s := plain(takeBack, r.name, r.owner)
-			if r.owner == "" {
-				s = plain(takeBackOfLease, quoted([]string{r.name}), h.id)
-			}
-			answer, err := p.ask(s)
+			answer, err := p.ask(r.takeBack(h))
 			if err != nil {
 				return false, err
 			}

@@ -93,6 +93,8 @@ type named struct {
 
 func encode(value any) []byte {
 	switch value := value.(type) {
+	case nil:
+		return nil
 	case string:
 		return []byte(value)
 	case bool:

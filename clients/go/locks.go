@@ -564,7 +564,7 @@ func (lock *Lock) takeBack(err error) {
 	if lock.lease != nil {
 		h = lock.lease.beats()
 	}
-	l.takeBack(h, plain(takeBack, lock.name, lock.owner), request{lock.name, lock.owner})
+	l.takeBack(h, request{lock.name, lock.owner})
 }
 
 // isRefusal is false if the server may have executed the request.
@@ -575,14 +575,15 @@ func (l *line) isRefusal(err error) bool {
 
 // takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon
 // as the server answers. Without a Lease, the lock expires.
-func (l *line) takeBack(h *heart, s statement, requests ...request) {
+func (l *line) takeBack(h *heart, requests ...request) {
 	l.drop()
 	until, waits := after(undo), newPauses(2*time.Second)
 	l.checks = false
-	for {
-		answer, err := l.askUntil(background, func() statement { return s }, until, grace)
+	for len(requests) > 0 {
+		answer, err := l.askUntil(background, func() statement { return requests[0].takeBack(h) }, until, grace)
 		if err == nil && answer.text(0) != "f" {
-			break
+			requests = requests[1:]
+			continue
 		}
 		if err != nil || Now() >= until {
 			if h != nil {

@@ -1781,6 +1781,36 @@ var own = []row{
 		})
 	}},
 
+	// The undo of a request releases no ticket that another lease holds with the same owner.
+	{"cancelled_same_owner", func() {
+		owner := dlock.Owner("job/1")
+		first, second := locks.NewLease(kept...), locks.NewLease(kept...)
+		must(opened(first))
+		must(opened(second))
+		own := func() *dlock.Lock { return locks.NewLock("busy", append(kept, owner)...) }
+		for _, pair := range [][2]*dlock.Lock{{first.NewLock("busy", owner), second.NewLock("busy", owner)},
+			{first.NewLock("busy", owner), own()}, {own(), second.NewLock("busy", owner)}} {
+			holder, waiter := pair[0], pair[1]
+			must(do(holder, func(context.Context) {
+				ctx, cancel := context.WithCancel(ctx)
+				waiting := async(func() error {
+					_, err := waiter.Lock(ctx)
+					return err
+				})
+				admin.untilWaits("busy")
+				check(admin.is("SELECT bool_and((lease = ticket) = (lease NOT IN ($1, $2))) FROM dlock_locks('busy')",
+					first.ID(), second.ID()), "the lease of a lock with a ttl is its ticket")
+				cancel()
+				raises(dlock.Cancelled, "57014", <-waiting)
+				check(admin.left("busy") == 1 && !admin.isFree("busy"), "left")
+				must(holder.Check())
+			}))
+			check(admin.left("busy") == 0, "left")
+		}
+		must(first.Close())
+		must(second.Close())
+	}},
+
 	// The context ends after the server's answer, before the client reads it.
 	{"cancelled_after_open", func() {
 		ctx, cancel := context.WithCancel(ctx)
