@@ -30,9 +30,10 @@ func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, er
 		answer, err := ask(ctx, lock.line.conn, s, until)
 		return answer, 0, err
 	}
-	defer lock.line.close()
-	answer, err := lock.line.askUntil(ctx, func() statement { return s }, lock.Deadline(), grace)
-	return answer, lock.line.sent, err
+	l := lock.line.another()
+	defer l.close()
+	answer, err := l.askUntil(ctx, func() statement { return s }, lock.Deadline(), grace)
+	return answer, l.sent, err
 }
 
 func (lease *Lease) send(ctx context.Context, s statement) (answer row, sent time.Duration, err error) {

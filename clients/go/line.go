@@ -192,6 +192,9 @@ type line struct {
 	doubt    bool          // an earlier attempt may have been executed, too
 }
 
+// another is for one call, because several calls for a held lock may be on their way.
+func (l *line) another() *line { return &line{server: l.server, patience: l.patience} }
+
 var checked = statement{sql: "SELECT set_config('client_connection_check_interval', '500ms', false)" +
 	" WHERE current_setting('client_connection_check_interval') = '0'"}
 

@@ -609,8 +609,9 @@ func (lock *Lock) Unlock() error {
 	case lock.scope == sessionScope:
 		return lock.unlockHere(release)
 	case lock.lease == nil:
-		defer lock.line.close()
-		return lock.giveBack(lock.line, release, true)
+		l := lock.line.another()
+		defer l.close()
+		return lock.giveBack(l, release, true)
 	}
 	if lock.owner == "" {
 		defer lock.lease.release([]string{lock.name})

@@ -1915,6 +1915,25 @@ var own = []row{
 		}))
 	}},
 
+	// Calls for a lock with a ttl do not disturb each other.
+	{"calls_at_once", func() {
+		first, second := make(chan bool), make(chan bool)
+		lock := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_set_info")) {
+				close(first)
+				<-second
+			}
+			return nil
+		}).NewLock("lease", kept...)
+		must(acquire(lock))
+		changing := async(func() error { return lock.SetInfo(ctx, "changed") })
+		<-first
+		must(lock.Renew(ctx, long/2))
+		must(lock.Unlock())
+		close(second)
+		wrong(<-changing)
+	}},
+
 	// A renewal waits for an earlier one, whose refusal would restore a deadline that the server does not honour.
 	{"renew_twice", func() {
 		var renewals atomic.Int64
