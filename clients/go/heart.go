@@ -132,13 +132,18 @@ func (k *kept) lost() error {
 
 // Check returns LockLost after a loss, and WrongState if it is not held. It sends nothing.
 func (k *kept) Check() error {
-	mu.Lock()
-	defer mu.Unlock()
-	_, err := k.held()
+	_, err := k.beats()
 	return err
 }
 
-// held is Check, and returns the heart. Caller holds mu.
+// beats is Check, and returns the heart. A later hold has another.
+func (k *kept) beats() (*heart, error) {
+	mu.Lock()
+	defer mu.Unlock()
+	return k.held()
+}
+
+// Caller holds mu.
 func (k *kept) held() (*heart, error) {
 	if k.heart != nil {
 		k.heart.look()
@@ -188,12 +193,6 @@ func (k *kept) look() {
 	if k.heart != nil {
 		k.heart.look()
 	}
-}
-
-func (k *kept) beats() *heart {
-	mu.Lock()
-	defer mu.Unlock()
-	return k.heart
 }
 
 func (k *kept) lose(why string) {

@@ -107,14 +107,13 @@ func (lock *Lock) Downgrade(ctx context.Context) error {
 
 // IsHeld asks the server. The answer can be outdated on arrival; to be sure, use Guard.
 func (lock *Lock) IsHeld(ctx context.Context) (bool, error) {
-	if lock.Check() != nil {
+	h, err := lock.beats()
+	if err != nil {
 		return false, nil
 	}
 	var options []named
-	if lock.lease != nil {
-		options = []named{{"lease", lock.lease.ID()}}
-	} else if lock.scope == leaseScope {
-		options = []named{{"lease", lock.Fence()}}
+	if h != nil {
+		options = []named{{"lease", h.id}}
 	}
 	answer, _, err := lock.send(ctx, call("dlock_is_held", options, lock.name))
 	return answer.text(0) == "t", err

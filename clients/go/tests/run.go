@@ -1934,6 +1934,27 @@ var own = []row{
 		wrong(<-changing)
 	}},
 
+	// The lease is closed and opened again before the answer to a request arrives.
+	{"lease_reopened", func() {
+		var lease *dlock.Lease
+		var asks atomic.Int64
+		lease = wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_lease_acquire")) {
+				asks.Add(1)
+			} else if !sent && asks.CompareAndSwap(1, 2) {
+				must(lease.Close())
+				must(opened(lease))
+			}
+			return nil
+		}).NewLease(kept...)
+		must(lease.Do(ctx, func(context.Context) error {
+			lock := lease.NewLock("a")
+			lost(acquire(lock))
+			check(admin.isFree("a"), "not free")
+			return lock.Do(ctx, nothing)
+		}))
+	}},
+
 	// A renewal waits for an earlier one, whose refusal would restore a deadline that the server does not honour.
 	{"renew_twice", func() {
 		var renewals atomic.Int64
