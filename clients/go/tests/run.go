@@ -393,7 +393,9 @@ func (w wire) Write(text []byte) (int, error) {
 
 func (w wire) Read(text []byte) (int, error) {
 	n, err := w.Conn.Read(text)
-	w.pass(false, text[:n])
+	if failure := w.pass(false, text[:n]); failure != nil {
+		return 0, failure
+	}
 	return n, err
 }
 
@@ -2048,6 +2050,46 @@ var own = []row{
 			isEvent(soon(tickets), "granted", "queue", ticket)
 			must(tickets.Release(ctx, ticket))
 		}
+		must(tickets.Close())
+	}},
+
+	// The heartbeat gives back a ticket whose enqueue or release was interrupted.
+	{"enqueue_owed", func() {
+		var cancel context.CancelFunc
+		var asks atomic.Bool
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_lease_enqueue")) {
+				asks.Store(true)
+			} else if !sent && asks.Swap(false) && cancel != nil {
+				cancel()
+				return errBoom
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			tickets, owner := lease.NewTickets(), dlock.Owner("job/1")
+			ticket, err := tickets.Enqueue(ctx, "queue", owner)
+			must(err)
+			isEvent(next(tickets), "granted", "queue", ticket)
+			var stopped context.Context
+			stopped, cancel = context.WithCancel(ctx)
+			for _, name := range []string{"other", "queue"} {
+				_, err = tickets.Enqueue(stopped, name, owner)
+				raises(dlock.Cancelled, "57014", err)
+			}
+			admin.untilFree("other")
+			check(!admin.isFree("queue"), "its earlier request has the place")
+			raises(dlock.Cancelled, "57014", tickets.Release(stopped, ticket))
+			admin.untilFree("queue")
+			return tickets.Close()
+		}))
+		tickets := locks.NewTickets()
+		ticket := enqueue(tickets, "queue")
+		stopped, stop := context.WithCancel(ctx)
+		stop()
+		raises(dlock.Cancelled, "57014", tickets.Release(stopped, ticket))
+		must(tickets.Release(ctx, ticket))
+		check(admin.isFree("queue"), "free")
 		must(tickets.Close())
 	}},
 
