@@ -324,7 +324,7 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 		t.places, t.order = map[int64]*place{}, nil
 		return nil, newError(LockLost, "55L01", "the tickets are gone with their connection", nil)
 	}
-	t.line.close()
+	t.line.drop() // it may listen, and have watches
 	if _, err := t.line.ask(ctx, statement{sql: "SELECT 1"}); err != nil {
 		return nil, err
 	}

@@ -2163,6 +2163,38 @@ var own = []row{
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
 	}},
 
+	// Tickets return no connection that listens to the pool.
+	{"pooled_tickets", func() {
+		var listens atomic.Bool
+		config := poolConfig(3)
+		config.AfterRelease = func(conn *pgx.Conn) bool {
+			row, err := query(conn, "SELECT count(*) > 0 FROM pg_listening_channels()")
+			listens.Store(listens.Load() || err == nil && row[0] == "t")
+			return true
+		}
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		must(err)
+		over, err := dlock.New(dlock.Server{Source: dlock.FromPool(pool)})
+		must(err)
+		lease := over.NewLease(dlock.TTL(long))
+		must(opened(lease))
+		tickets := lease.NewTickets()
+		must(tickets.Watch(ctx, "watched"))
+		enqueue(tickets, "queue")
+		next(tickets) // the lock is free, or the grant
+		next(tickets)
+		killSessions()
+		check(admin.is("SELECT dlock_force_close($1) IS NOT NULL", lease.ID()), "closed")
+		for n := 0; n < 2; n++ {
+			_, err = tickets.Next(ctx)
+			lost(err) // the lease is gone, so the place is not given again
+		}
+		must(tickets.Close())
+		lease.Close()
+		pool.Close()
+		check(!listens.Load(), "listens")
+	}},
+
 	// While a lease is open, the heartbeat has one connection of the pool.
 	{"pooled_lease", func() {
 		pool, err := pgxpool.NewWithConfig(ctx, poolConfig(2))
