@@ -609,18 +609,20 @@ func (l *line) takeBack(h *heart, requests ...request) {
 	l.drop()
 }
 
-// Unlock returns LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
+// Unlock returns LockLost if the lock was lost. A lock in transaction scope ends with its transaction. A connection of
+// the program that refuses the release, as in a failed transaction, keeps the lock. Then call Unlock again.
 func (lock *Lock) Unlock() error {
 	if err := lock.turn(isHeld, leaving); err != nil {
 		return err
 	}
-	defer lock.end(nil)
 	release := call("dlock_release_ticket", nil, lock.Fence())
+	if lock.scope == sessionScope {
+		return lock.unlockHere(release)
+	}
+	defer lock.end(nil)
 	switch {
 	case lock.scope == transactionScope:
 		return nil
-	case lock.scope == sessionScope:
-		return lock.unlockHere(release)
 	case lock.lease == nil:
 		l := lock.line.another()
 		defer l.close()
@@ -646,16 +648,26 @@ func (lock *Lock) unlockHere(release statement) error {
 		lock.unwatch()
 		lock.unwatch = nil
 	}
-	if !lock.Lost() {
-		answer, err := ask(background, l.conn, release, until)
-		if isA(err, ConnectionLost) {
-			lock.lose("its connection is gone: " + err.Error())
-		} else if err != nil {
-			l.drop()
-			return err
-		} else if answer.text(0) != "t" {
-			lock.lose("the server has ended its ticket")
-		}
+	var answer row
+	var err error
+	lost := lock.Lost()
+	if !lost {
+		answer, err = ask(background, l.conn, release, until)
+	}
+	if err != nil && l.given && !isEnded(l.conn) {
+		lock.turn(leaving, isHeld)
+		return err
+	}
+	defer lock.end(nil)
+	switch {
+	case lost:
+	case err != nil && isEnded(l.conn):
+		lock.lose("its connection is gone: " + err.Error())
+	case err != nil:
+		l.drop()
+		return err
+	case answer.text(0) != "t":
+		lock.lose("the server has ended its ticket")
 	}
 	if lock.Lost() {
 		l.drop()

@@ -121,8 +121,8 @@ func (t *Tickets) has(p *place) bool {
 	return false
 }
 
-// Release returns LockLost if the ticket was lost. After another error, the heartbeat of a lease repeats the release, and
-// a ticket of the session can be released again.
+// Release returns LockLost if the ticket was lost. After another error, the heartbeat of a lease repeats the release. A
+// ticket of the session can be released again.
 func (t *Tickets) Release(ctx context.Context, ticket int64) error {
 	return t.use("", func() error {
 		p := t.places[ticket]

@@ -2125,6 +2125,34 @@ var own = []row{
 		}))
 	}},
 
+	// A connection of the program that cannot execute the release keeps the lock.
+	{"release_refused", func() {
+		with(main_, func(conn *pgx.Conn) {
+			lock := dlock.OnConn(conn, "plain")
+			refused := func(code string) {
+				err := lock.Unlock()
+				var own *dlock.Error
+				check(errors.As(err, &own) && own.Code == code && own.Kind != dlock.LockLost, err)
+				must(lock.Check())
+				check(!admin.isFree("plain"), "free")
+			}
+			held, err := lock.Lock(ctx)
+			must(err)
+			conn.Exec(ctx, "BEGIN")
+			conn.Exec(ctx, "SELECT 1 / 0")
+			refused("25P02")
+			conn.Exec(ctx, "ROLLBACK")
+			rows, err := conn.Query(ctx, "SELECT 1")
+			must(err)
+			refused("55000")
+			rows.Close()
+			must(held.Err())
+			must(lock.Unlock())
+			check(admin.isFree("plain"), "free")
+			wrong(lock.Unlock())
+		})
+	}},
+
 	{"reset", func() {
 		with(main_, func(conn *pgx.Conn) {
 			must(acquire(dlock.OnConn(conn, "pool")))
