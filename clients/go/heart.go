@@ -248,6 +248,8 @@ type heart struct {
 	interval, life time.Duration
 	deadline, due  time.Duration
 	over           bool
+	mostLife       time.Duration // because of a renewal whose outcome is not known
+	mostInterval   time.Duration
 	members        map[*kept]*hold // the objects to notify: the lease (nil) and locks
 	owed           map[request]bool
 	timer          *time.Timer
@@ -258,7 +260,7 @@ func newHeart(server *Server, k *kept, id int64, sent, ttl, interval, margin tim
 	mu.Lock()
 	defer mu.Unlock()
 	h := &heart{id: id, interval: interval, life: ttl - margin, deadline: later(sent, ttl-margin), due: after(interval),
-		members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
+		mostLife: forever, mostInterval: forever, members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
 	k.heart = h
 	key := any(server)
 	if server.Key != "" {

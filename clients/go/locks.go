@@ -581,9 +581,9 @@ func (lock *Lock) takeBack(err error) {
 }
 
 // isRefusal is false if the server may have executed the request.
-func (l *line) isRefusal(err error) bool {
+func (t trial) isRefusal(err error) bool {
 	var own *Error
-	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !l.doubt
+	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !t.doubt
 }
 
 // takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon

@@ -2016,6 +2016,25 @@ var own = []row{
 		}))
 	}},
 
+	// The lost attempt is executed after a later renewal, and makes the ttl shorter.
+	{"renew_executed_late", func() {
+		var renewals atomic.Int64
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_renew($1, ttl")) && renewals.Add(1) == 1 {
+				return errBoom
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			must(lease.Renew(ctx, long/2))
+			must(lease.Renew(ctx, 2*long))
+			admin.ask("SELECT dlock_renew($1, '30 min')", lease.ID())
+			must(lease.Renew(ctx, 0))
+			check(lease.Deadline() <= dlock.Now()+long/2, "deadline")
+			return nil
+		}))
+	}},
+
 	// Enqueue learns of its grant without a notification.
 	{"enqueue_deaf", func() {
 		tickets := over(func(config *pgx.ConnConfig) {
