@@ -96,7 +96,7 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 	if answer == nil && l.isRefusal(err) {
 		l.drop()
 	} else {
-		l.takeBack(heart, plain(takeBackOfLease, quoted(names), heart.id), requests...)
+		l.takeBack(heart, requests...)
 	}
 	lease.release(names)
 	return nil, err

@@ -110,6 +110,9 @@ func cancelRunning(conn *pgx.Conn) {
 
 // exec sends one statement, and returns its first row. Nothing but cut ends it.
 func exec(conn *pgx.Conn, s statement) (row, error) {
+	if conn.PgConn().IsBusy() { // the driver would break the query whose rows the program reads
+		return nil, newError(WrongState, "55000", "the connection is busy", nil)
+	}
 	result := conn.PgConn().ExecParams(context.Background(), s.sql, s.values, nil, nil, nil).Read()
 	if result.Err != nil || len(result.Rows) == 0 {
 		return nil, result.Err

@@ -55,8 +55,6 @@ type Error struct {
 	Kind                        Kind
 	Code, Message, Detail, Hint string
 	Cause                       error
-
-	doubt bool // an earlier attempt may have been executed
 }
 
 func (e *Error) Error() string {

@@ -21,14 +21,10 @@ const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
 	" array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)" +
 	" WHERE NOT dlock_check(name, fence))::text"
 
-// takeBack releases the tickets that a request of this owner may have left. False if the request's session still waits,
-// because it has not noticed yet that the client is gone.
+// takeBack releases the ticket that a request may have left. False if the request's session still waits, because it has
+// not noticed yet that the client is gone. Without a lease, it was a request with a ttl, whose lease is the ticket.
 const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
-	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
-
-// takeBackOfLease does the same for a request for several locks, which has no owner.
-const takeBackOfLease = "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest($1::text[]) AS names (name)," +
-	" dlock_locks(name) WHERE lease = $2 AND owner IS NULL"
+	" WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user"
 
 // mu protects everything in this file. No input or output happens while it is held.
 var (
@@ -82,9 +78,9 @@ func (k *kept) turn(before, after string) error {
 
 // begin makes a child of the program's context.
 func (k *kept) begin(parent context.Context) {
+	inner, cancel := withCause(parent) // without mu: the parent may be the context of another lock
 	mu.Lock()
 	defer mu.Unlock()
-	inner, cancel := withCause(parent)
 	k.ctx, k.cancel = lossContext{inner, k.look}, cancel
 	k.heart, k.loss, k.callbacks = nil, nil, nil
 	k.since = Now()
@@ -136,13 +132,18 @@ func (k *kept) lost() error {
 
 // Check returns LockLost after a loss, and WrongState if it is not held. It sends nothing.
 func (k *kept) Check() error {
-	mu.Lock()
-	defer mu.Unlock()
-	_, err := k.held()
+	_, err := k.beats()
 	return err
 }
 
-// held is Check, and returns the heart. Caller holds mu.
+// beats is Check, and returns the heart. A later hold has another.
+func (k *kept) beats() (*heart, error) {
+	mu.Lock()
+	defer mu.Unlock()
+	return k.held()
+}
+
+// Caller holds mu.
 func (k *kept) held() (*heart, error) {
 	if k.heart != nil {
 		k.heart.look()
@@ -194,12 +195,6 @@ func (k *kept) look() {
 	}
 }
 
-func (k *kept) beats() *heart {
-	mu.Lock()
-	defer mu.Unlock()
-	return k.heart
-}
-
 func (k *kept) lose(why string) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -228,7 +223,19 @@ func (k *kept) setLost(why string) {
 	}
 }
 
+// A request of a lease. Requests for several locks have no owner.
 type request struct{ name, owner string }
+
+func (r request) takeBack(h *heart) statement {
+	var owner, lease any
+	if r.owner != "" {
+		owner = r.owner
+	}
+	if h != nil {
+		lease = h.id
+	}
+	return plain(takeBack, r.name, owner, lease)
+}
 
 type hold struct {
 	name  string
@@ -241,6 +248,8 @@ type heart struct {
 	interval, life time.Duration
 	deadline, due  time.Duration
 	over           bool
+	mostLife       time.Duration // because of a renewal whose outcome is not known
+	mostInterval   time.Duration
 	members        map[*kept]*hold // the objects to notify: the lease (nil) and locks
 	owed           map[request]bool
 	timer          *time.Timer
@@ -251,7 +260,7 @@ func newHeart(server *Server, k *kept, id int64, sent, ttl, interval, margin tim
 	mu.Lock()
 	defer mu.Unlock()
 	h := &heart{id: id, interval: interval, life: ttl - margin, deadline: later(sent, ttl-margin), due: after(interval),
-		members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
+		mostLife: forever, mostInterval: forever, members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
 	k.heart = h
 	key := any(server)
 	if server.Key != "" {
@@ -484,11 +493,7 @@ func (p *pulse) serve(due []*heart) (bool, error) {
 	settled := true
 	for _, h := range due {
 		for _, r := range p.owedOf(h) {
-			s := plain(takeBack, r.name, r.owner)
-			if r.owner == "" {
-				s = plain(takeBackOfLease, quoted([]string{r.name}), h.id)
-			}
-			answer, err := p.ask(s)
+			answer, err := p.ask(r.takeBack(h))
 			if err != nil {
 				return false, err
 			}

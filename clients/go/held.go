@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -12,7 +11,7 @@ import (
 const leastTTL = 100 * time.Millisecond
 
 // send executes a call over the connection of the lock or of its lease, or over one for this call.
-func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, error) {
+func (lock *Lock) send(ctx context.Context, s statement) (row, trial, error) {
 	switch {
 	case lock.lease != nil:
 		return lock.lease.send(ctx, s)
@@ -28,24 +27,25 @@ func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, er
 			defer lock.watch()
 		}
 		answer, err := ask(ctx, lock.line.conn, s, until)
-		return answer, 0, err
+		return answer, trial{}, err
 	}
-	defer lock.line.close()
-	answer, err := lock.line.askUntil(ctx, func() statement { return s }, lock.Deadline(), grace)
-	return answer, lock.line.sent, err
+	l := lock.line.another()
+	defer l.close()
+	answer, err := l.askUntil(ctx, func() statement { return s }, lock.Deadline(), grace)
+	return answer, l.trial, err
 }
 
-func (lease *Lease) send(ctx context.Context, s statement) (answer row, sent time.Duration, err error) {
+func (lease *Lease) send(ctx context.Context, s statement) (answer row, how trial, err error) {
 	err = lease.use(ctx, func(l *line) error {
 		answer, err = l.askUntil(ctx, func() statement { return s }, lease.Deadline(), grace)
-		sent = l.sent
+		how = l.trial
 		return err
 	})
-	return answer, sent, err
+	return answer, how, err
 }
 
 // scan returns one value, in text format.
-func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, error) {
+func scan(ctx context.Context, tx Querier, s statement) (row, trial, error) {
 	var text *string
 	values := make([]any, len(s.values))
 	for n := range values {
@@ -53,16 +53,16 @@ func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, err
 	}
 	err := Translate(tx.QueryRow(ctx, s.sql+"::text", values...).Scan(&text))
 	if err != nil || text == nil {
-		return nil, 0, err
+		return nil, trial{}, err
 	}
 	if *text == "true" || *text == "false" {
 		*text = (*text)[:1]
 	}
-	return row{[]byte(*text)}, 0, nil
+	return row{[]byte(*text)}, trial{}, nil
 }
 
 // sendHeld executes a call that returns false after a loss, or after a release meanwhile: LockLost or WrongState.
-func (k *kept) sendHeld(send func() (row, time.Duration, error)) error {
+func (k *kept) sendHeld(send func() (row, trial, error)) error {
 	mu.Lock()
 	_, err := k.held()
 	since := k.since // a later hold has another
@@ -85,35 +85,34 @@ func (k *kept) sendHeld(send func() (row, time.Duration, error)) error {
 
 // SetInfo changes the info, which others can read.
 func (lock *Lock) SetInfo(ctx context.Context, info string) error {
-	return lock.sendHeld(func() (row, time.Duration, error) {
+	return lock.sendHeld(func() (row, trial, error) {
 		return lock.send(ctx, call("dlock_set_info", nil, lock.Fence(), info))
 	})
 }
 
 // SetInfo changes the info, which others can read.
 func (lease *Lease) SetInfo(ctx context.Context, info string) error {
-	return lease.sendHeld(func() (row, time.Duration, error) {
+	return lease.sendHeld(func() (row, trial, error) {
 		return lease.send(ctx, call("dlock_set_info", nil, lease.ID(), info))
 	})
 }
 
 // Downgrade makes an exclusive hold shared, without releasing it.
 func (lock *Lock) Downgrade(ctx context.Context) error {
-	return lock.sendHeld(func() (row, time.Duration, error) {
+	return lock.sendHeld(func() (row, trial, error) {
 		return lock.send(ctx, call("dlock_downgrade", nil, lock.Fence()))
 	})
 }
 
 // IsHeld asks the server. The answer can be outdated on arrival; to be sure, use Guard.
 func (lock *Lock) IsHeld(ctx context.Context) (bool, error) {
-	if lock.Check() != nil {
+	h, err := lock.beats()
+	if err != nil {
 		return false, nil
 	}
 	var options []named
-	if lock.lease != nil {
-		options = []named{{"lease", lock.lease.ID()}}
-	} else if lock.scope == leaseScope {
-		options = []named{{"lease", lock.Fence()}}
+	if h != nil {
+		options = []named{{"lease", h.id}}
 	}
 	answer, _, err := lock.send(ctx, call("dlock_is_held", options, lock.name))
 	return answer.text(0) == "t", err
@@ -138,7 +137,7 @@ func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 // renew requests another ttl if it is not 0. Until the server has answered, the shorter ttl counts. A refusal restores
 // the earlier limits, so another renewal waits.
 func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
-	send func(context.Context, statement) (row, time.Duration, error)) error {
+	send func(context.Context, statement) (row, trial, error)) error {
 	select {
 	case k.renewing <- struct{}{}:
 		defer func() { <-k.renewing }()
@@ -166,19 +165,18 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 		h.change(least, shorter(interval, next.interval), shorter(deadline, after(least)))
 	}
 	mu.Unlock()
-	answer, sent, err := send(ctx, call("dlock_renew", sends, h.id))
-	var own *Error
-	// an earlier attempt, whose answer was lost, may have changed the ttl
-	if isA(err, BadArgument, NotAllowed) && !(errors.As(err, &own) && own.doubt) {
-		mu.Lock()
+	answer, how, err := send(ctx, call("dlock_renew", sends, h.id))
+	mu.Lock()
+	defer mu.Unlock()
+	// an attempt whose answer was lost may have changed the ttl, and may still change it after later calls
+	if ttl != 0 && (how.doubt || err != nil && !how.isRefusal(err)) {
+		h.mostLife, h.mostInterval = shorter(h.mostLife, ttl-next.margin), shorter(h.mostInterval, next.interval)
+	} else if isA(err, BadArgument, NotAllowed) {
 		h.change(life, interval, longer(h.deadline, deadline))
-		mu.Unlock()
 	}
 	if err != nil {
 		return err
 	}
-	mu.Lock()
-	defer mu.Unlock()
 	same := k.heart == h // otherwise it has been released, and acquired again
 	if answer.isNull(0) {
 		const ended = "the server has ended its lease"
@@ -194,15 +192,15 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 			o.ttl, o.interval, o.margin = next.ttl, next.interval, next.margin
 		}
 	}
-	h.change(life, interval, longer(h.deadline, later(sent, life)))
+	h.change(life, interval, longer(h.deadline, later(how.sent, shorter(life, h.mostLife))))
 	return nil
 }
 
 // change sets new limits. The next renewal is at most the new interval away.
 func (h *heart) change(life, interval, deadline time.Duration) {
 	if !h.over {
-		h.life, h.interval, h.deadline = life, interval, deadline
-		h.due = shorter(h.due, after(interval))
+		h.life, h.interval, h.deadline = shorter(life, h.mostLife), shorter(interval, h.mostInterval), deadline
+		h.due = shorter(h.due, after(h.interval))
 		h.timer.Stop()
 		h.watch()
 		h.pulse.wake()

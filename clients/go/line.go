@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"errors"
 	"math"
 	"math/rand"
 	"strconv"
@@ -93,6 +92,8 @@ type named struct {
 
 func encode(value any) []byte {
 	switch value := value.(type) {
+	case nil:
+		return nil
 	case string:
 		return []byte(value)
 	case bool:
@@ -185,10 +186,17 @@ type line struct {
 	given    bool // it is the program's connection, and never replaced
 	conn     connection
 	done     func()
-	checks   bool          // the server checks whether a waiting client is alive
-	sent     time.Duration // when the last statement was about to be sent
-	doubt    bool          // an earlier attempt may have been executed, too
+	checks   bool // the server checks whether a waiting client is alive
+	trial         // of the last call
 }
+
+type trial struct {
+	sent  time.Duration // when the statement was about to be sent
+	doubt bool          // an earlier attempt may have been executed, too
+}
+
+// another is for one call, because several calls for a held lock may be on their way.
+func (l *line) another() *line { return &line{server: l.server, patience: l.patience} }
 
 var checked = statement{sql: "SELECT set_config('client_connection_check_interval', '500ms', false)" +
 	" WHERE current_setting('client_connection_check_interval') = '0'"}
@@ -213,10 +221,6 @@ func (l *line) askUntil(ctx context.Context, s func() statement, until, limit ti
 		}
 		late, away := isA(err, QuorumLate), isAway(err)
 		if l.given || !away && !(late && until < forever) {
-			var own *Error
-			if errors.As(err, &own) {
-				own.doubt = l.doubt
-			}
 			return nil, err
 		}
 		l.doubt = l.doubt || l.conn != nil

@@ -201,17 +201,15 @@ type Lease struct {
 	server *Server
 	options
 	id   atomic.Int64
-	line *line         // for all calls that need not wait
-	free chan struct{} // for one call at a time
+	line chan *line // for all calls that need not wait, of one hold; empty while a call uses it
 
 	together map[string]bool // by LockAll; mu protects it
 }
 
 // NewLease needs a TTL.
 func (locks *Locks) NewLease(given ...Option) *Lease {
-	lease := &Lease{locks: locks, options: newOptions(given), free: make(chan struct{}, 1)}
+	lease := &Lease{locks: locks, options: newOptions(given)}
 	lease.server = locks.server(lease.near)
-	lease.line = locks.line(lease.server)
 	lease.state, lease.hooks, lease.renewing = unheld, locks.Hooks, make(chan struct{}, 1)
 	lease.what = func() string { return fmt.Sprint("lease ", lease.id.Load()) }
 	return lease
@@ -230,19 +228,24 @@ func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
 	}
 	lease.begin(ctx)
 	lease.release(nil)
+	l := lease.locks.line(lease.server)
 	// if the answer is lost, the lease has no locks, and expires
-	answer, err := lease.line.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
+	answer, err := l.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
 	if err == nil && ctx.Err() != nil {
-		ask(background, lease.line.conn, call("dlock_lease_close", nil, answer.number(0)), after(undo))
+		ask(background, l.conn, call("dlock_lease_close", nil, answer.number(0)), after(undo))
 		err = cancelled(ctx)
 	}
 	if err != nil {
-		lease.line.drop()
+		l.drop()
 		lease.end(err)
 		return nil, err
 	}
 	lease.id.Store(answer.number(0))
-	newHeart(lease.server, &lease.kept, lease.ID(), lease.line.sent, lease.ttl, lease.interval, lease.margin)
+	newHeart(lease.server, &lease.kept, lease.ID(), l.sent, lease.ttl, lease.interval, lease.margin)
+	mu.Lock()
+	lease.line = make(chan *line, 1)
+	lease.line <- l
+	mu.Unlock()
 	lease.hold()
 	return lease.Context(), nil
 }
@@ -263,20 +266,31 @@ func (lease *Lease) Close() error {
 		return err
 	}
 	defer lease.end(nil)
-	defer lease.line.close()
 	return lease.use(background, func(l *line) error {
 		return lease.giveBack(l, call("dlock_lease_close", nil, lease.ID()), true)
 	})
 }
 
-// use works with exclusive use of the lease's connection; if it is not free soon, over another one.
+// use works with exclusive use of the lease's connection; if it is not free soon, over another one. After the lease's
+// end, each user closes the connection.
 func (lease *Lease) use(ctx context.Context, work func(*line) error) error {
+	mu.Lock()
+	line := lease.line
+	mu.Unlock()
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
-	case lease.free <- struct{}{}:
-		defer func() { <-lease.free }()
-		return work(lease.line)
+	case l := <-line:
+		defer func() {
+			mu.Lock()
+			ended := lease.state != isHeld || lease.line != line
+			mu.Unlock()
+			if ended {
+				l.close()
+			}
+			line <- l
+		}()
+		return work(l)
 	case <-ctx.Done():
 		return cancelled(ctx)
 	case <-timer.C:
@@ -338,6 +352,7 @@ type Lock struct {
 	line    *line
 	until   time.Duration
 	owner   string // the owner of the current request
+	keeper  *heart // the heart of the Lease that it was requested for
 	fence   atomic.Int64
 	doubt   bool
 	unwatch func()
@@ -410,7 +425,7 @@ func (lock *Lock) Lock(ctx context.Context) (context.Context, error) {
 
 func (lock *Lock) acquire(ctx context.Context) (err error) {
 	if lock.line != nil {
-		lock.line.checks = !(lock.limited && lock.timeout == 0)
+		lock.line.checks, lock.line.doubt = !(lock.limited && lock.timeout == 0), false
 	}
 	switch {
 	case lock.scope == transactionScope:
@@ -487,27 +502,29 @@ func (lock *Lock) acquireOfLease(ctx context.Context) error {
 	if lease.locks.server(lock.name) != lease.server {
 		return newError(BadArgument, "22023", lock.what()+" is not on the server of "+lease.what(), nil)
 	}
-	if err := lease.Check(); err != nil {
+	h, err := lease.beats() // the lease may be closed and opened again meanwhile
+	if err != nil {
 		return err
 	}
-	if lease.beats().owes(request{lock.name, lock.owner}) {
+	if h.owes(request{lock.name, lock.owner}) {
 		return newError(WrongState, "55000", lock.what()+" is being taken back from this owner", nil)
 	}
+	lock.keeper = h
 	// over the lease's connection, if the lock need not wait
-	err := lease.use(ctx, func(l *line) error {
-		answer, err := l.ask(ctx, lock.statement("dlock_lease_acquire", 0, lease.ID()))
+	err = lease.use(ctx, func(l *line) error {
+		answer, err := l.ask(ctx, lock.statement("dlock_lease_acquire", 0, h.id))
 		lock.fence.Store(answer.number(0))
 		lock.doubt = l.doubt
 		return err
 	})
 	if isA(err, LockTimeout) && !(lock.limited && lock.timeout == 0) {
-		err = lock.ask(ctx, "dlock_lease_acquire", lease.ID())
+		err = lock.ask(ctx, "dlock_lease_acquire", h.id)
 	}
 	if err != nil {
 		return err
 	}
-	lease.beats().join(&lock.kept, lock.name, lock.Fence())
-	return lease.Check()
+	h.join(&lock.kept, lock.name, lock.Fence())
+	return lock.lost()
 }
 
 func (lock *Lock) acquireWithTTL(ctx context.Context) error {
@@ -560,29 +577,26 @@ func (lock *Lock) takeBack(err error) {
 		l.drop()
 		return
 	}
-	var h *heart
-	if lock.lease != nil {
-		h = lock.lease.beats()
-	}
-	l.takeBack(h, plain(takeBack, lock.name, lock.owner), request{lock.name, lock.owner})
+	l.takeBack(lock.keeper, request{lock.name, lock.owner})
 }
 
 // isRefusal is false if the server may have executed the request.
-func (l *line) isRefusal(err error) bool {
+func (t trial) isRefusal(err error) bool {
 	var own *Error
-	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !l.doubt
+	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !t.doubt
 }
 
 // takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon
 // as the server answers. Without a Lease, the lock expires.
-func (l *line) takeBack(h *heart, s statement, requests ...request) {
+func (l *line) takeBack(h *heart, requests ...request) {
 	l.drop()
 	until, waits := after(undo), newPauses(2*time.Second)
 	l.checks = false
-	for {
-		answer, err := l.askUntil(background, func() statement { return s }, until, grace)
+	for len(requests) > 0 {
+		answer, err := l.askUntil(background, func() statement { return requests[0].takeBack(h) }, until, grace)
 		if err == nil && answer.text(0) != "f" {
-			break
+			requests = requests[1:]
+			continue
 		}
 		if err != nil || Now() >= until {
 			if h != nil {
@@ -595,21 +609,24 @@ func (l *line) takeBack(h *heart, s statement, requests ...request) {
 	l.drop()
 }
 
-// Unlock returns LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
+// Unlock returns LockLost if the lock was lost. A lock in transaction scope ends with its transaction. A connection of
+// the program that refuses the release, as in a failed transaction, keeps the lock. Then call Unlock again.
 func (lock *Lock) Unlock() error {
 	if err := lock.turn(isHeld, leaving); err != nil {
 		return err
 	}
-	defer lock.end(nil)
 	release := call("dlock_release_ticket", nil, lock.Fence())
+	if lock.scope == sessionScope {
+		return lock.unlockHere(release)
+	}
+	defer lock.end(nil)
 	switch {
 	case lock.scope == transactionScope:
 		return nil
-	case lock.scope == sessionScope:
-		return lock.unlockHere(release)
 	case lock.lease == nil:
-		defer lock.line.close()
-		return lock.giveBack(lock.line, release, true)
+		l := lock.line.another()
+		defer l.close()
+		return lock.giveBack(l, release, true)
 	}
 	if lock.owner == "" {
 		defer lock.lease.release([]string{lock.name})
@@ -631,16 +648,26 @@ func (lock *Lock) unlockHere(release statement) error {
 		lock.unwatch()
 		lock.unwatch = nil
 	}
-	if !lock.Lost() {
-		answer, err := ask(background, l.conn, release, until)
-		if isA(err, ConnectionLost) {
-			lock.lose("its connection is gone: " + err.Error())
-		} else if err != nil {
-			l.drop()
-			return err
-		} else if answer.text(0) != "t" {
-			lock.lose("the server has ended its ticket")
-		}
+	var answer row
+	var err error
+	lost := lock.Lost()
+	if !lost {
+		answer, err = ask(background, l.conn, release, until)
+	}
+	if err != nil && l.given && !isEnded(l.conn) {
+		lock.turn(leaving, isHeld)
+		return err
+	}
+	defer lock.end(nil)
+	switch {
+	case lost:
+	case err != nil && isEnded(l.conn):
+		lock.lose("its connection is gone: " + err.Error())
+	case err != nil:
+		l.drop()
+		return err
+	case answer.text(0) != "t":
+		lock.lose("the server has ended its ticket")
 	}
 	if lock.Lost() {
 		l.drop()

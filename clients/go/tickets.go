@@ -23,8 +23,9 @@ type Event struct {
 }
 
 type place struct {
-	name    string
+	request
 	s       statement
+	heart   *heart // of the lease at the enqueue; otherwise nil
 	granted bool
 }
 
@@ -77,42 +78,72 @@ func (locks *Locks) Watch(ctx context.Context, name string) (*Tickets, error) {
 // with a lease, Owner.
 func (t *Tickets) Enqueue(ctx context.Context, name string, given ...Option) (ticket int64, err error) {
 	o := newOptions(given)
-	s := call("dlock_enqueue", o.request, name)
+	p := &place{request: request{name, o.owner}, s: call("dlock_enqueue", o.request, name)}
 	if t.lease != nil {
-		if o.owner == "" {
-			if o.owner, err = newOwner(); err != nil {
+		if p.heart, err = t.lease.beats(); err != nil {
+			return 0, err
+		}
+		if p.owner == "" {
+			if p.owner, err = newOwner(); err != nil {
 				return 0, err
 			}
 		}
-		s = call("dlock_lease_enqueue", append(o.request, named{"owner", o.owner}), name, t.lease.ID())
+		if p.heart.owes(p.request) {
+			return 0, newError(WrongState, "55000", fmt.Sprintf("%q is being taken back from this owner", name), nil)
+		}
+		p.s = call("dlock_lease_enqueue", append(o.request, named{"owner", p.owner}), name, p.heart.id)
 	}
 	err = t.use(name, func() error {
-		answer, err := t.ask(ctx, s)
+		answer, err := t.ask(ctx, p.s)
 		if err != nil {
+			if p.heart != nil && !t.line.isRefusal(err) && !t.has(p) {
+				p.heart.owe(p.request)
+			}
 			return err
 		}
 		ticket = answer.number(0)
 		if t.places[ticket] == nil {
 			t.order = append(t.order, ticket)
 		}
-		t.places[ticket] = &place{name: name, s: s}
+		t.places[ticket] = p
 		return t.confirm(ticket)
 	})
 	return ticket, err
 }
 
-// Release returns LockLost if the ticket was lost.
+// has is true if an earlier enqueue of the request got the ticket.
+func (t *Tickets) has(p *place) bool {
+	for _, earlier := range t.places {
+		if earlier.request == p.request && earlier.heart == p.heart {
+			return true
+		}
+	}
+	return false
+}
+
+// Release returns LockLost if the ticket was lost. After another error, the heartbeat of a lease repeats the release. A
+// ticket of the session can be released again.
 func (t *Tickets) Release(ctx context.Context, ticket int64) error {
 	return t.use("", func() error {
-		if t.places[ticket] == nil {
+		p := t.places[ticket]
+		if p == nil {
 			return newError(LockLost, "55L01", fmt.Sprintf("ticket %d is not ours", ticket), nil)
 		}
-		delete(t.places, ticket)
-		answer, err := t.ask(ctx, call("dlock_release_ticket", nil, ticket))
-		if err == nil && answer.text(0) != "t" {
-			err = newError(LockLost, "55L01", fmt.Sprintf("ticket %d was lost", ticket), nil)
+		if p.heart != nil {
+			delete(t.places, ticket) // a new connection must not request it again
 		}
-		return err
+		answer, err := t.ask(ctx, call("dlock_release_ticket", nil, ticket))
+		if err != nil {
+			if p.heart != nil {
+				p.heart.owe(p.request)
+			}
+			return err
+		}
+		delete(t.places, ticket)
+		if answer.text(0) != "t" && !t.line.doubt {
+			return newError(LockLost, "55L01", fmt.Sprintf("ticket %d was lost", ticket), nil)
+		}
+		return nil
 	})
 }
 
@@ -293,7 +324,7 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 		t.places, t.order = map[int64]*place{}, nil
 		return nil, newError(LockLost, "55L01", "the tickets are gone with their connection", nil)
 	}
-	t.line.close()
+	t.line.drop() // it may listen, and have watches
 	if _, err := t.line.ask(ctx, statement{sql: "SELECT 1"}); err != nil {
 		return nil, err
 	}
@@ -324,10 +355,11 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 	return conn, nil
 }
 
-// ask executes a call, again over another connection if one breaks.
+// ask executes a call, again over another connection if one breaks. Then an earlier attempt is in doubt.
 func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
-	for {
+	for doubt := false; ; doubt = true {
 		conn, err := t.session(ctx)
+		t.line.doubt = doubt
 		if err != nil {
 			return nil, err
 		}

@@ -393,7 +393,9 @@ func (w wire) Write(text []byte) (int, error) {
 
 func (w wire) Read(text []byte) (int, error) {
 	n, err := w.Conn.Read(text)
-	w.pass(false, text[:n])
+	if failure := w.pass(false, text[:n]); failure != nil {
+		return 0, failure
+	}
 	return n, err
 }
 
@@ -1781,6 +1783,36 @@ var own = []row{
 		})
 	}},
 
+	// The undo of a request releases no ticket that another lease holds with the same owner.
+	{"cancelled_same_owner", func() {
+		owner := dlock.Owner("job/1")
+		first, second := locks.NewLease(kept...), locks.NewLease(kept...)
+		must(opened(first))
+		must(opened(second))
+		own := func() *dlock.Lock { return locks.NewLock("busy", append(kept, owner)...) }
+		for _, pair := range [][2]*dlock.Lock{{first.NewLock("busy", owner), second.NewLock("busy", owner)},
+			{first.NewLock("busy", owner), own()}, {own(), second.NewLock("busy", owner)}} {
+			holder, waiter := pair[0], pair[1]
+			must(do(holder, func(context.Context) {
+				ctx, cancel := context.WithCancel(ctx)
+				waiting := async(func() error {
+					_, err := waiter.Lock(ctx)
+					return err
+				})
+				admin.untilWaits("busy")
+				check(admin.is("SELECT bool_and((lease = ticket) = (lease NOT IN ($1, $2))) FROM dlock_locks('busy')",
+					first.ID(), second.ID()), "the lease of a lock with a ttl is its ticket")
+				cancel()
+				raises(dlock.Cancelled, "57014", <-waiting)
+				check(admin.left("busy") == 1 && !admin.isFree("busy"), "left")
+				must(holder.Check())
+			}))
+			check(admin.left("busy") == 0, "left")
+		}
+		must(first.Close())
+		must(second.Close())
+	}},
+
 	// The context ends after the server's answer, before the client reads it.
 	{"cancelled_after_open", func() {
 		ctx, cancel := context.WithCancel(ctx)
@@ -1795,6 +1827,22 @@ var own = []row{
 		})
 		raises(dlock.Cancelled, "57014", over.NewLease(dlock.TTL(long)).Do(ctx, nothing))
 		check(admin.ask("SELECT count(*) FROM dlock_leases") == "0", "leases")
+	}},
+
+	// A request with the context of an earlier hold
+	{"context_of_lost_lock", func() {
+		lock := locks.NewLock("lost")
+		must(acquire(lock))
+		ended := lock.Context()
+		must(lock.Unlock())
+		_, err := lock.Lock(ended)
+		raises(dlock.Cancelled, "57014", err)
+		lost(do(lock, func(ctx context.Context) {
+			killSessions()
+			<-ctx.Done()
+			_, err := locks.NewLock("other").Lock(ctx)
+			raises(dlock.Cancelled, "57014", err)
+		}))
 	}},
 
 	{"in_tx_all", func() {
@@ -1869,6 +1917,46 @@ var own = []row{
 		}))
 	}},
 
+	// Calls for a lock with a ttl do not disturb each other.
+	{"calls_at_once", func() {
+		first, second := make(chan bool), make(chan bool)
+		lock := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_set_info")) {
+				close(first)
+				<-second
+			}
+			return nil
+		}).NewLock("lease", kept...)
+		must(acquire(lock))
+		changing := async(func() error { return lock.SetInfo(ctx, "changed") })
+		<-first
+		must(lock.Renew(ctx, long/2))
+		must(lock.Unlock())
+		close(second)
+		wrong(<-changing)
+	}},
+
+	// The lease is closed and opened again before the answer to a request arrives.
+	{"lease_reopened", func() {
+		var lease *dlock.Lease
+		var asks atomic.Int64
+		lease = wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_lease_acquire")) {
+				asks.Add(1)
+			} else if !sent && asks.CompareAndSwap(1, 2) {
+				must(lease.Close())
+				must(opened(lease))
+			}
+			return nil
+		}).NewLease(kept...)
+		must(lease.Do(ctx, func(context.Context) error {
+			lock := lease.NewLock("a")
+			lost(acquire(lock))
+			check(admin.isFree("a"), "not free")
+			return lock.Do(ctx, nothing)
+		}))
+	}},
+
 	// A renewal waits for an earlier one, whose refusal would restore a deadline that the server does not honour.
 	{"renew_twice", func() {
 		var renewals atomic.Int64
@@ -1928,6 +2016,25 @@ var own = []row{
 		}))
 	}},
 
+	// The lost attempt is executed after a later renewal, and makes the ttl shorter.
+	{"renew_executed_late", func() {
+		var renewals atomic.Int64
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_renew($1, ttl")) && renewals.Add(1) == 1 {
+				return errBoom
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			must(lease.Renew(ctx, long/2))
+			must(lease.Renew(ctx, 2*long))
+			admin.ask("SELECT dlock_renew($1, '30 min')", lease.ID())
+			must(lease.Renew(ctx, 0))
+			check(lease.Deadline() <= dlock.Now()+long/2, "deadline")
+			return nil
+		}))
+	}},
+
 	// Enqueue learns of its grant without a notification.
 	{"enqueue_deaf", func() {
 		tickets := over(func(config *pgx.ConnConfig) {
@@ -1965,6 +2072,46 @@ var own = []row{
 		must(tickets.Close())
 	}},
 
+	// The heartbeat gives back a ticket whose enqueue or release was interrupted.
+	{"enqueue_owed", func() {
+		var cancel context.CancelFunc
+		var asks atomic.Bool
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_lease_enqueue")) {
+				asks.Store(true)
+			} else if !sent && asks.Swap(false) && cancel != nil {
+				cancel()
+				return errBoom
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			tickets, owner := lease.NewTickets(), dlock.Owner("job/1")
+			ticket, err := tickets.Enqueue(ctx, "queue", owner)
+			must(err)
+			isEvent(next(tickets), "granted", "queue", ticket)
+			var stopped context.Context
+			stopped, cancel = context.WithCancel(ctx)
+			for _, name := range []string{"other", "queue"} {
+				_, err = tickets.Enqueue(stopped, name, owner)
+				raises(dlock.Cancelled, "57014", err)
+			}
+			admin.untilFree("other")
+			check(!admin.isFree("queue"), "its earlier request has the place")
+			raises(dlock.Cancelled, "57014", tickets.Release(stopped, ticket))
+			admin.untilFree("queue")
+			return tickets.Close()
+		}))
+		tickets := locks.NewTickets()
+		ticket := enqueue(tickets, "queue")
+		stopped, stop := context.WithCancel(ctx)
+		stop()
+		raises(dlock.Cancelled, "57014", tickets.Release(stopped, ticket))
+		must(tickets.Release(ctx, ticket))
+		check(admin.isFree("queue"), "free")
+		must(tickets.Close())
+	}},
+
 	// The heartbeat repeats a release until it succeeds.
 	{"release_owed_again", func() {
 		var cutting atomic.Bool
@@ -1995,6 +2142,34 @@ var own = []row{
 			}, "the same owner")
 			return lock.Unlock()
 		}))
+	}},
+
+	// A connection of the program that cannot execute the release keeps the lock.
+	{"release_refused", func() {
+		with(main_, func(conn *pgx.Conn) {
+			lock := dlock.OnConn(conn, "plain")
+			refused := func(code string) {
+				err := lock.Unlock()
+				var own *dlock.Error
+				check(errors.As(err, &own) && own.Code == code && own.Kind != dlock.LockLost, err)
+				must(lock.Check())
+				check(!admin.isFree("plain"), "free")
+			}
+			held, err := lock.Lock(ctx)
+			must(err)
+			conn.Exec(ctx, "BEGIN")
+			conn.Exec(ctx, "SELECT 1 / 0")
+			refused("25P02")
+			conn.Exec(ctx, "ROLLBACK")
+			rows, err := conn.Query(ctx, "SELECT 1")
+			must(err)
+			refused("55000")
+			rows.Close()
+			must(held.Err())
+			must(lock.Unlock())
+			check(admin.isFree("plain"), "free")
+			wrong(lock.Unlock())
+		})
 	}},
 
 	{"reset", func() {
@@ -2033,6 +2208,38 @@ var own = []row{
 		must(err)
 		failing.Patience = 0
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
+	}},
+
+	// Tickets return no connection that listens to the pool.
+	{"pooled_tickets", func() {
+		var listens atomic.Bool
+		config := poolConfig(3)
+		config.AfterRelease = func(conn *pgx.Conn) bool {
+			row, err := query(conn, "SELECT count(*) > 0 FROM pg_listening_channels()")
+			listens.Store(listens.Load() || err == nil && row[0] == "t")
+			return true
+		}
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		must(err)
+		over, err := dlock.New(dlock.Server{Source: dlock.FromPool(pool)})
+		must(err)
+		lease := over.NewLease(dlock.TTL(long))
+		must(opened(lease))
+		tickets := lease.NewTickets()
+		must(tickets.Watch(ctx, "watched"))
+		enqueue(tickets, "queue")
+		next(tickets) // the lock is free, or the grant
+		next(tickets)
+		killSessions()
+		check(admin.is("SELECT dlock_force_close($1) IS NOT NULL", lease.ID()), "closed")
+		for n := 0; n < 2; n++ {
+			_, err = tickets.Next(ctx)
+			lost(err) // the lease is gone, so the place is not given again
+		}
+		must(tickets.Close())
+		lease.Close()
+		pool.Close()
+		check(!listens.Load(), "listens")
 	}},
 
 	// While a lease is open, the heartbeat has one connection of the pool.
