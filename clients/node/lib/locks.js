@@ -493,7 +493,7 @@ export class Lock extends Kept {
     await line.close();
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
-    const statement = takeBack(this.name, this.options.owner, lease && this.heart?.id);
+    const statement = takeBack(this.name, this.options.owner, lease ? this.heart?.id : undefined);
     line.waits = false;
     try {
       for (const pause of pauses()) {
