@@ -169,7 +169,7 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 	mu.Lock()
 	defer mu.Unlock()
 	// an attempt whose answer was lost may have changed the ttl, and may still change it after later calls
-	if ttl != 0 && (how.doubt || err != nil && !how.isRefusal(err)) {
+	if ttl != 0 && (how.doubt || how.sent != 0 && err != nil && !how.isRefusal(err)) {
 		h.mostLife, h.mostInterval = shorter(h.mostLife, ttl-next.margin), shorter(h.mostInterval, next.interval)
 	} else if isA(err, BadArgument, NotAllowed) {
 		h.change(life, interval, longer(h.deadline, deadline))

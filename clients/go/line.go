@@ -210,7 +210,7 @@ func (l *line) ask(ctx context.Context, s statement) (row, error) {
 // until that breaks.
 func (l *line) askUntil(ctx context.Context, s func() statement, until, limit time.Duration) (row, error) {
 	end := shorter(until, after(l.patience))
-	l.doubt = false
+	l.trial = trial{}
 	for waits := newPauses(2 * time.Second); ; {
 		answer, err := l.once(ctx, s, until, end, limit)
 		if err == nil {

@@ -88,12 +88,12 @@ func (t *Tickets) Enqueue(ctx context.Context, name string, given ...Option) (ti
 				return 0, err
 			}
 		}
-		if p.heart.owes(p.request) {
-			return 0, newError(WrongState, "55000", fmt.Sprintf("%q is being taken back from this owner", name), nil)
-		}
 		p.s = call("dlock_lease_enqueue", append(o.request, named{"owner", p.owner}), name, p.heart.id)
 	}
 	err = t.use(name, func() error {
+		if p.heart != nil && p.heart.owes(p.request) {
+			return newError(WrongState, "55000", fmt.Sprintf("%q is being taken back from this owner", name), nil)
+		}
 		answer, err := t.ask(ctx, p.s)
 		if err != nil {
 			if p.heart != nil && !t.line.isRefusal(err) && !t.has(p) {

@@ -447,7 +447,8 @@ export class Lock extends Kept {
     this.heart = heart;
     // over the lease's connection, if the lock need not wait
     const attempt = call('dlock_lease_acquire', [name, heart.id], { ...this.options, timeout: interval(0) });
-    const request = (line) => line.ask(attempt, { signal }).finally(() => { this.#doubt = line.doubt; });
+    const until = this.#until + GRACE;
+    const request = (line) => line.ask(attempt, { until, signal }).finally(() => { this.#doubt = line.doubt; });
     this.fence = await source.hold(request).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
     });
@@ -491,9 +492,10 @@ export class Lock extends Kept {
       return;
     }
     await line.close();
+    if (lease && !this.heart) return; // nothing was requested
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
-    const statement = takeBack(this.name, this.options.owner, lease ? this.heart?.id : undefined);
+    const statement = takeBack(this.name, this.options.owner, lease ? this.heart.id : undefined);
     line.waits = false;
     try {
       for (const pause of pauses()) {
@@ -502,7 +504,7 @@ export class Lock extends Kept {
         await sleep(pause);
       }
     } catch {
-      if (lease) this.heart?.owe(statement); // without a Lease, the lock expires
+      if (lease) this.heart.owe(statement); // without a Lease, the lock expires
     } finally {
       await line.close();
     }

@@ -76,7 +76,8 @@ export class Tickets {
         released = await this.#kept(call('dlock_release_ticket', [ticket]));
       } catch (error) {
         if (place.heart) giveBack(place);
-        else if (!(error instanceof LockLost)) this.#requests.set(ticket, place); // of the session still
+        else if (![ConnectionLost, LockLost].some((kind) => error instanceof kind))
+          this.#requests.set(ticket, place); // of the session still
         throw error;
       } finally {
         if (!this.#requests.has(ticket)) this.#granted.delete(ticket);
@@ -187,9 +188,9 @@ export class Tickets {
     try {
       for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
       for (const [ticket, { statement }] of [...this.#requests]) {
-        // undefined if the lease has ended
+        // undefined if the lease has ended, or another client holds the lock with other slots
         const again = await ask(client, statement).catch((error) => {
-          if (!(error instanceof LockLost)) throw error;
+          if (!(error instanceof LockLost || error instanceof WrongState)) throw error;
         });
         if (again !== ticket) {
           if (again !== undefined) await ask(client, call('dlock_release_ticket', [again]));

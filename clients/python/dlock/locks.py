@@ -285,7 +285,7 @@ class BaseLease(Kept, Generic[LockT]):
         locks = [self.lock(name) for name in names]
         try:
             fences = await line.ask(
-                lambda: call('dlock_lease_acquire_all', names, self.id,
+                lambda: call('dlock_lease_acquire_all', names, heart.id,
                              timeout=delta(max(0, until - now())), **options),
                 until + GRACE, None)
             for lock, fence in zip(locks, fences):
@@ -315,10 +315,10 @@ class BaseLease(Kept, Generic[LockT]):
                 # if the answer is lost, the lease has no locks, and expires
                 id: int = await self._line.ask(
                     call('dlock_lease_open', delta(self.ttl), **self._options))
+                self.id, self.lost = id, self._new_lost()
+                self._start_heart(self._line, id, self.ttl, self._interval)
             finally:
                 await self._let_go()
-            self.id, self.lost = id, self._new_lost()
-            self._start_heart(self._line, id, self.ttl, self._interval)
             self._state = 'held'
         except BaseException:
             try:
@@ -515,8 +515,8 @@ class BaseLock(Kept):
         line, lease, values = self._line, self._lease, list[Any]()
         function = FUNCTIONS[self.scope]
         if lease:
-            heart = lease._heart
             lease.check()
+            heart = lease._heart
             assert heart
             self._under, values = heart, [heart.id]
         elif self.ttl is not None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .callers import Asyncio, Blocking, Caller, Statement, both, settle
-from .errors import LockLost
+from .errors import LockLost, WrongState
 from .lines import call, now
 from .locks import BaseLease
 from .servers import Servers
@@ -44,7 +44,9 @@ class BaseTickets(Caller):
         self._line.opened, self._line.session = self._restore, True
         self._heard: deque[dict[str, Any]] = deque()
         self._events: deque[Event] = deque()
-        self._requests: dict[int, tuple[str, Statement]] = {}
+        # by ticket: the name, the request, and what undoes it
+        self._requests: dict[
+            int, tuple[str, Statement, Statement | None]] = {}
         self._granted: set[int] = set()
         self._watched: set[str] = set()
         self._round = now() + ROUND
@@ -57,22 +59,27 @@ class BaseTickets(Caller):
         """Returns the ticket, which is the fence once it is granted."""
         options = dict(shared=shared, slots=slots, permits=permits, info=info)
         self._locks.check(name, self._near)
+        heart, undo = None, None
         if self._lease:
             self._lease.check()
-            owner = owner or str(uuid.uuid4())
-            request = call('dlock_lease_enqueue', name, self._lease.id,
-                           owner=owner, **options)
+            heart, owner = self._lease._heart, owner or str(uuid.uuid4())
+            assert heart
+            undo = heart.request(name, owner)
+            request = call('dlock_lease_enqueue', name, heart.id, owner=owner,
+                           **options)
         else:
             request = call('dlock_enqueue', name, **options)
-        heart = self._lease._heart if self._lease else None
         async with self._mutex:
+            if heart and undo in heart.owed:
+                raise WrongState(
+                    f'"{name}" is being taken back from this owner', '55000')
             try:
                 ticket: int = await self._line.ask(request)
-                self._requests[ticket] = name, request
+                self._requests[ticket] = name, request, undo
             except BaseException as error:
-                if (heart and self._line.unsure(error)
-                        and (name, request) not in self._requests.values()):
-                    heart.owe(heart.request(name, owner))
+                if heart and undo and self._line.unsure(error) and all(
+                        undo != known for *_, known in self._requests.values()):
+                    heart.owe(undo)
                 raise
             await self._confirm(ticket)
             return ticket
@@ -91,7 +98,7 @@ class BaseTickets(Caller):
                     self._requests[ticket] = request
                 raise
             self._granted.discard(ticket)
-            if not released:
+            if not released and not self._line.doubt:
                 raise LockLost(f'ticket {ticket} was lost', '55L01')
 
     @both
@@ -148,7 +155,7 @@ class BaseTickets(Caller):
             self._granted.clear()
             raise LockLost('the connection is gone, with its tickets', '55L01')
         self._round = now()
-        for ticket, (_, request) in list(self._requests.items()):
+        for ticket, (_, request, _) in list(self._requests.items()):
             new = await self.ask(connection, request)
             if new != ticket:
                 await self.ask(connection, call('dlock_release_ticket', new))

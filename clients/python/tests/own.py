@@ -1053,6 +1053,14 @@ class Rest(StackTest, unittest.TestCase):
                 with self.assertRaises(InterruptedError):
                     tickets.enqueue('a', owner='me')
             self.assertFalse(lease._heart.owed)
+            with interrupted(tickets._line, 'ask'):
+                with self.assertRaises(InterruptedError):
+                    tickets.enqueue('a', owner='me', info='other')
+            self.assertFalse(lease._heart.owed)
+            with mock.patch.object(lease._heart, 'owed', {
+                    lease._heart.request('a', 'me')}):
+                with self.assertRaises(dlock.WrongState):
+                    tickets.enqueue('a', owner='me')
             with mock.patch.object(
                     tickets._line, 'ask', side_effect=dlock.ConnectionLost('')):
                 with self.assertRaises(dlock.ConnectionLost):

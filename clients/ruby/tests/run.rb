@@ -566,6 +566,23 @@ row :enqueue_broken_off do
   end
 end
 
+# A repeated request that is refused, or broken off, leaves the ticket alone.
+row :enqueue_again do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    ticket = tickets.enqueue('queue', owner: 'me')
+    raises(Dlock::WrongState, '55000') { tickets.enqueue('queue', owner: 'me', slots: 3) }
+    raises(Dlock::BadArgument, '22023') { tickets.enqueue('', owner: 'me') }
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      super(*values).tap { raise Boom if values[0][0].include?('dlock_lease_enqueue') }
+    end
+    raises(Boom) { tickets.enqueue('queue', owner: 'me', info: 'again') }
+    expect(lease.heart.owed, {})
+    expect(tickets.instance_variable_get(:@places).keys, [ticket])
+    tickets.close
+  end
+end
+
 # If the connection has become silent, the next round connects again.
 row :round_silent do
   silent = lambda do |tickets|

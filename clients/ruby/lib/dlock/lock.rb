@@ -160,7 +160,8 @@ module Dlock
     ensure
       if @mine.equal?(mine) && @state == 'asked for'
         @state = 'not held'
-        @database.undo(@fence) if @fence
+        fence, @fence = @fence, nil
+        @database.undo(fence) if fence
       end
     end
 

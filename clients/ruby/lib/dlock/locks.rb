@@ -110,7 +110,7 @@ module Dlock
       nil
     end
 
-    # Opens the lease, yields it, and closes it.
+    # Opens the lease, yields it, and closes it, but not a later opening.
     def synchronize
       mine = Object.new
       leaving(-> { close if @mine.equal?(mine) && held? }) do

@@ -13,7 +13,7 @@ module Dlock
     # Seconds between queries that make up for lost notifications
     ROUND = 60
 
-    Place = Struct.new(:name, :statement, :granted)
+    Place = Struct.new(:name, :statement, :owner, :heart, :granted)
 
     def initialize(locks, near: '', lease: nil)
       @locks = locks
@@ -33,21 +33,24 @@ module Dlock
     # a lease, owner.
     def enqueue(name, owner: nil, **options)
       owner ||= SecureRandom.uuid if @lease
-      heart = @lease&.heart_for(name, owner)
-      statement = if heart
-                    Wire.call('dlock_lease_enqueue', name, heart.id, owner: owner, **options)
-                  else
-                    Wire.call('dlock_enqueue', name, **options)
-                  end
-      ticket = nil
+      place = ticket = nil # a place that the server may have
       undo = lambda do |answer|
+        next unless place
+
         ticket ||= answer
         @places.delete(ticket)
-        heart ? heart.owe(name, owner) : take_back(ticket)
+        place.heart ? place.heart.owe(name, owner) : take_back(ticket)
       end
       use(name, undo) do
-        ticket = ask(statement).first
-        @places[ticket] = Place.new(name, statement)
+        asked = place_of(name, owner, options)
+        place = asked unless ours?(asked)
+        begin
+          ticket = ask(asked.statement).first
+        rescue Error => e
+          place = nil unless e.doubt || [Cancelled, ConnectionLost, QuorumLate].include?(e.class)
+          raise
+        end
+        @places[ticket] = asked
         confirm(ticket)
         ticket
       end
@@ -100,6 +103,23 @@ module Dlock
     end
 
     private
+
+    def place_of(name, owner, options)
+      heart = @lease&.heart_for(name, owner)
+      statement = if heart
+                    Wire.call('dlock_lease_enqueue', name, heart.id, owner: owner, **options)
+                  else
+                    Wire.call('dlock_enqueue', name, **options)
+                  end
+      Place.new(name, statement, owner, heart)
+    end
+
+    # Does a ticket come from an earlier call with the same owner?
+    def ours?(asked)
+      asked.heart && @places.each_value.any? do |place|
+        place.heart.equal?(asked.heart) && place.name == asked.name && place.owner == asked.owner
+      end
+    end
 
     # Yields the connection to one thread at a time.
     def use(name = nil, undo = nil, stops: true, wakes: true)
@@ -208,8 +228,13 @@ module Dlock
       session
       say(statement)
     rescue ConnectionLost
-      session
-      say(statement)
+      begin
+        session
+        say(statement)
+      rescue Error => e
+        e.doubt = true
+        raise
+      end
     end
 
     # Asks for the grant, because a notification is only a hint. Each grant is reported once.

@@ -88,9 +88,9 @@ public final class Lease extends Kept<Lease> {
 
     /** Changes the info that dlock_leases shows; null removes it. */
     public void setInfo(String info) throws DlockException {
+        check();
         Heart heart = this.heart;
         Lost<Lease> held = lost;
-        check();
         Line.Call call = new Line.Call("SELECT dlock_set_info(?, ?)", heart.id, info);
         confirm(held, hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE)));
     }

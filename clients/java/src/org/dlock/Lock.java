@@ -195,8 +195,8 @@ public final class Lock extends Kept<Lock> {
     String asked() { return asked; }
 
     private void acquireOfLease() throws DlockException {
-        Heart beats = lease.heart;      // of this request: another thread may close and reopen the lease
         lease.check();
+        Heart beats = lease.heart;      // of this request: another thread may close and reopen the lease
         if (!line.source.equals(lease.source))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
         Map<String, Object> with = names.size() == 1 ? owned() : options;

@@ -23,7 +23,14 @@ public final class Tickets implements AutoCloseable {
     private static final long ROUND = SECONDS.toNanos(60);      // between queries that make up for lost notifications
     private static final long GLANCE = MILLISECONDS.toNanos(200);       // between checks for an interrupt
 
-    private record Request(String name, Line.Call call) {}
+    private record Request(String name, Line.Call call, String owner, Heart heart) {
+        boolean isOf(Request other) {
+            return heart == other.heart && name.equals(other.name) && owner.equals(other.owner);
+        }
+
+        /** Lets the heartbeat of the lease undo it. */
+        void giveBack() { heart.owe(Collections.singletonList(name), owner); }
+    }
 
     private final Locks locks;
     private final Lease lease;
@@ -120,25 +127,30 @@ public final class Tickets implements AutoCloseable {
     public long enqueue(Lock lock) throws DlockException {
         here(lock.name());
         if (lease == null)
-            return enqueue(lock.name(), Line.call("dlock_enqueue", lock.options(), lock.name()));
+            return enqueue(
+                    new Request(lock.name(), Line.call("dlock_enqueue", lock.options(), lock.name()), null, null));
+        lease.check();
         Heart heart = lease.heart;
         Line.Call call = Line.call("dlock_lease_enqueue", lock.owned(), lock.name(), heart.id);
-        List<String> names = Collections.singletonList(lock.name());
-        if (heart.owes(names, lock.asked()))
+        Request request = new Request(lock.name(), call, lock.asked(), heart);
+        if (heart.owes(Collections.singletonList(lock.name()), lock.asked()))
             throw new DlockException.WrongState(lock + " is being taken back from this owner");
         session();      // without a connection, there is nothing to undo
+        boolean ours = requests.values().stream().anyMatch(request::isOf);     // from an earlier call
         try {
-            return enqueue(lock.name(), call);
+            return enqueue(request);
         } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
-            requests.values().removeIf(request -> request.call == call);
-            heart.owe(names, lock.asked());     // the server may have executed it
+            if (!ours) {        // the server may have executed it
+                requests.values().remove(request);
+                request.giveBack();
+            }
             throw error;
         }
     }
 
-    private long enqueue(String name, Line.Call call) throws DlockException {
-        long ticket = (Long) ask(call);
-        requests.put(ticket, new Request(name, call));
+    private long enqueue(Request request) throws DlockException {
+        long ticket = (Long) ask(request.call);
+        requests.put(ticket, request);
         confirmAgain(ticket);
         return ticket;
     }
@@ -221,12 +233,20 @@ public final class Tickets implements AutoCloseable {
             events.add(new Event(event, request.name, ticket, Map.of()));
     }
 
+    /** After an error other than LockLost, the heartbeat of a lease repeats the release. */
     public void release(long ticket) throws DlockException {
         granted.remove(ticket);
-        if (requests.remove(ticket) == null)
+        Request request = requests.remove(ticket);
+        if (request == null)
             throw new DlockException.LockLost("ticket " + ticket + " is not ours");
-        if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
-            throw new DlockException.LockLost("ticket " + ticket + " was lost");
+        try {
+            if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
+                throw new DlockException.LockLost("ticket " + ticket + " was lost");
+        } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
+            if (lease != null)
+                request.giveBack();
+            throw error;
+        }
     }
 
     /** Watches the lock: an event reports its holder now, and at each change. */
