@@ -163,6 +163,10 @@ foreach my $line ('one', 'two')
 	shows(qr/got $line/, 'the command reads from the terminal, every time');
 }
 type("\cC");
+# The command could still begin to read the next line.
+my $bash = $shell->{KIDS}[0]{PID};
+poll('the shell has the terminal',
+	sub { `ps -o pgid=,tpgid= -p $bash` =~ /^\s*(\d+)\s+\1\s*$/ });
 type("echo code \$?\n");
 shows(qr/code 130/, 'Ctrl-C ends the command, and dlock');
 is(locks(), '0', 'the lock is free');

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -2074,12 +2075,13 @@ var own = []row{
 
 	// The heartbeat gives back a ticket whose enqueue or release was interrupted.
 	{"enqueue_owed", func() {
+		isTicket := regexp.MustCompile("[0-9]{12}").Match // not an answer to the heartbeat
 		var cancel context.CancelFunc
 		var asks atomic.Bool
 		lease := wired(func(sent bool, text []byte) error {
 			if sent && bytes.Contains(text, []byte("dlock_lease_enqueue")) {
 				asks.Store(true)
-			} else if !sent && asks.Swap(false) && cancel != nil {
+			} else if !sent && isTicket(text) && asks.Swap(false) && cancel != nil {
 				cancel()
 				return errBoom
 			}

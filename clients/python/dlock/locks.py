@@ -55,11 +55,11 @@ class Kept(Caller):
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
         return kind(self, self._look)
 
-    def _start_heart(self, line: Line, id: int, ttl: float,
+    def _start_heart(self, line: Line, sent: float, id: int, ttl: float,
                      interval: float) -> None:
         assert line.source
         # first the attribute: an interrupted start must be undone
-        self._heart = Heart(id, line.sent, ttl, interval, self.lost)
+        self._heart = Heart(id, sent, ttl, interval, self.lost)
         self._heart.start(line.source, isinstance(self, Asyncio))
 
     def _turn(self, before: str, after: str) -> None:
@@ -315,10 +315,11 @@ class BaseLease(Kept, Generic[LockT]):
                 # if the answer is lost, the lease has no locks, and expires
                 id: int = await self._line.ask(
                     call('dlock_lease_open', delta(self.ttl), **self._options))
-                self.id, self.lost = id, self._new_lost()
-                self._start_heart(self._line, id, self.ttl, self._interval)
+                sent = self._line.sent      # the next call changes it
             finally:
                 await self._let_go()
+            self.id, self.lost = id, self._new_lost()
+            self._start_heart(self._line, sent, id, self.ttl, self._interval)
             self._state = 'held'
         except BaseException:
             try:
@@ -598,7 +599,8 @@ class BaseLock(Kept):
             self.lost.set('the server has ended its lease')
             self.lost.check()
         life = min(ttl, renewed[1].total_seconds())
-        self._start_heart(line, fence, life, self._interval * life / ttl)
+        self._start_heart(line, line.sent, fence, life,
+                          self._interval * life / ttl)
 
     async def _undo(self, error: BaseException) -> None:
         """Undoes an interrupted request, which the server may have executed.
