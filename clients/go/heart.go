@@ -223,7 +223,7 @@ func (k *kept) setLost(why string) {
 	}
 }
 
-// A request of a lease. Requests for several locks have no owner.
+// request is for a lease, or has a ttl. One for several locks has no owner.
 type request struct{ name, owner string }
 
 func (r request) takeBack(h *heart) statement {

@@ -65,3 +65,7 @@ export function translate(error) {
 export function cancelled(signal) {
   return new Cancelled('cancelled by the program', '57014', { cause: signal.reason });
 }
+
+/** May the server have executed the call that failed? `doubt`: was it sent before, without an answer? */
+export const isUnsure = (error, doubt) => !(error instanceof DlockError) || doubt
+  || [Cancelled, ConnectionLost, QuorumLate].some((kind) => error instanceof kind);

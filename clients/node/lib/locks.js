@@ -4,7 +4,7 @@ import { createHash, randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
   BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, LockTimeout, NotPrimary, QuorumLate, WrongState,
-  cancelled, translate,
+  cancelled, isUnsure, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
 import { Heart, Kept, NONE, anew, takeBack, warn } from './heart.js';
@@ -215,8 +215,7 @@ export class Lease extends Kept {
       return locks;
     } catch (error) {
       all.forEach((name) => this.#all.delete(name));
-      if (!(error instanceof DlockError) || line.doubt
-          || [Cancelled, ConnectionLost, LockLost, QuorumLate].some((kind) => error instanceof kind))
+      if (isUnsure(error, line.doubt) || error instanceof LockLost)
         all.forEach((name) => heart.owe(back(name)));
       throw error;
     } finally {

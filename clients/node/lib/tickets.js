@@ -1,9 +1,7 @@
 // Places in many queues, and watched locks, over one connection
 
 import { randomUUID } from 'node:crypto';
-import {
-  BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, QuorumLate, WrongState, cancelled,
-} from './errors.js';
+import { BadArgument, ConnectionLost, DlockError, LockLost, WrongState, cancelled, isUnsure } from './errors.js';
 import { takeBack } from './heart.js';
 import { GRACE, ask as askOver, call, now } from './wire.js';
 
@@ -56,9 +54,7 @@ export class Tickets {
         ticket = await this.#kept(place.statement);
       } catch (error) {
         const ours = [...this.#requests.values()].some((known) => known.name === name && known.owner === place.owner);
-        if (!ours && (!(error instanceof DlockError) || error.doubt
-            || [Cancelled, ConnectionLost, QuorumLate].some((kind) => error instanceof kind)))
-          giveBack(place);
+        if (!ours && isUnsure(error, error.doubt)) giveBack(place);
         throw error;
       }
       this.#requests.set(ticket, place);
