@@ -695,7 +695,8 @@ keep_lock(int to_front, pid_t front_pid)
 	do
 	{
 		if ((code = take_turn()) < 0)
-			say(PG_LOG_ERROR, "lost lock \"%s\"", opt.name);
+			say(PG_LOG_ERROR, front_gone ? "dlock was killed while it kept lock \"%s\"" :
+				"lost lock \"%s\"", opt.name);
 	} while (code < 0 && opt.every > 0 && !is_stopped());
 	server_close();
 	return code < 0 ? EXIT_LOST : code;

@@ -240,6 +240,8 @@ foreach my $how ('STOP', 'KILL')
 
 	$holder->signal('KILL');
 	is($holder->exit_code, 137, 'dlock is killed');
+	like($holder->err, qr/error: dlock was killed while it kept lock "lost$round"/,
+		'its keeper says so');
 	next_is_later($worker, 'the front is killed');
 }
 {
