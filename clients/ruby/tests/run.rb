@@ -264,10 +264,14 @@ row :renew_refused do
   end
 end
 
+def no_answer
+  Dlock::ConnectionLost.new('no answer').tap { |error| error.doubt = true }
+end
+
 # A renewal whose answer is lost may have changed the ttl, although the server refuses the repetition.
 row :renew_in_doubt do
   lease.synchronize do |lease|
-    errors = [Dlock::ConnectionLost.new('no answer'), Dlock::BadArgument.new('refused', '22023')]
+    errors = [no_answer, Dlock::BadArgument.new('refused', '22023')]
     lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
       raise errors.shift unless errors.empty?
 
@@ -289,7 +293,7 @@ row :renew_reconnect_refused do
     ''
   end
   Dlock::Locks.new(source).lease(3600).synchronize do |lease|
-    errors = [Dlock::ConnectionLost.new('no answer')]
+    errors = [no_answer]
     lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
       raise errors.shift unless errors.empty?
 
@@ -427,6 +431,20 @@ row :acquire_server_away do
   away = true
   lease.instance_variable_get(:@line).drop
   raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
+  away = false
+  lease.close
+end
+
+# The heartbeat need not undo a request that was never sent.
+row :request_not_sent do
+  away = false
+  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 0)
+  lease = locks.lease(3600).open
+  away = true
+  [-> { lease.acquire_all(%w[a b]) }, -> { lease.tickets.enqueue('queue') }].each do |request|
+    raises(Dlock::ConnectionLost) { request.call }
+    expect(lease.heart.owed, {})
+  end
   away = false
   lease.close
 end

@@ -217,12 +217,11 @@ module Dlock
       begin
         @lease.use do |line|
           @fence = line.ask(till: @until + GRACE) { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
-        ensure
-          @doubt = line.doubt
         end
-      rescue LockTimeout
+      rescue LockTimeout => e
         raise if @timeout == 0
 
+        @doubt = e.doubt
         ask('dlock_lease_acquire', @heart.id)
       end
       Dlock.guarded { @heart.join(self, @name, @fence) }
@@ -249,8 +248,7 @@ module Dlock
     # undoes the request as soon as the server answers.
     def withdraw(error)
       Stop.over
-      refused = error.is_a?(Error) && !error.is_a?(QuorumLate) && !error.is_a?(Cancelled) &&
-                @fence.nil? && !@line.doubt && !@doubt
+      refused = error.is_a?(Error) && !error.doubt && !@doubt && @fence.nil?
       heart = @heart
       Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
       @line.drop

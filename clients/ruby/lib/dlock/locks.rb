@@ -231,8 +231,7 @@ module Dlock
 
       all
     rescue Exception => e # rubocop:disable Lint/RescueException
-      unknown = !e.is_a?(Error) || [Cancelled, ConnectionLost, LockLost, QuorumLate].include?(e.class)
-      give_up(heart, names, line.doubt || unknown)
+      give_up(heart, names, fences || !e.is_a?(Error) || e.doubt)
       raise
     ensure
       line.close

@@ -47,7 +47,7 @@ module Dlock
         begin
           ticket = ask(asked.statement).first
         rescue Error => e
-          place = nil unless e.doubt || [Cancelled, ConnectionLost, QuorumLate].include?(e.class)
+          place = nil unless e.doubt
           raise
         end
         @places[ticket] = asked
@@ -227,12 +227,12 @@ module Dlock
     def ask(statement)
       session
       say(statement)
-    rescue ConnectionLost
+    rescue ConnectionLost => e
       begin
         session
         say(statement)
-      rescue Error => e
-        e.doubt = true
+      rescue Error => again
+        again.doubt ||= e.doubt
         raise
       end
     end
