@@ -127,6 +127,11 @@ module Dlock
       nil
     end
 
+    # For a request of this heart, which may be over already
+    def check_heart(heart)
+      raise LockLost.new("#{self} was lost: #{heart.over}", '55L01') if heart.over
+    end
+
     # Sends a call that returns false after a loss, or after a release meanwhile.
     def confirm(statement)
       check

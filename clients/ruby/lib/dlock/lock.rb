@@ -225,7 +225,7 @@ module Dlock
         ask('dlock_lease_acquire', @heart.id)
       end
       Dlock.guarded { @heart.join(self, @name, @fence) }
-      raise LockLost.new("#{self} was lost: #{@heart.over}", '55L01') if @heart.over
+      check_heart(@heart)
     end
 
     # After a long wait, only a renewal makes the deadline known. A repeated request keeps its earlier ttl.

@@ -227,8 +227,7 @@ module Dlock
         Wire.call('dlock_lease_acquire_all', Wire.array(names), heart.id, timeout: left, **options)
       end.first
       all.zip(Wire.numbers(fences)) { |lock, fence| lock.hold(fence, heart) }
-      raise LockLost.new("#{self} was lost: #{heart.over}", '55L01') if heart.over
-
+      check_heart(heart)
       all
     rescue Exception => e # rubocop:disable Lint/RescueException
       give_up(heart, names, fences || !e.is_a?(Error) || e.doubt)
