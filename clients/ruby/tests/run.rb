@@ -253,6 +253,11 @@ def lease
   Dlock::Locks.new('').lease(3600)
 end
 
+# The connection for calls that need not wait, unless a call uses it
+def line_of(lease)
+  lease.instance_variable_get(:@free).see(0)
+end
+
 row :renew_refused do
   lease.synchronize do |lease|
     lease.define_singleton_method(:send_held) { |*| raise Boom }
@@ -272,7 +277,7 @@ end
 row :renew_in_doubt do
   lease.synchronize do |lease|
     errors = [no_answer, Dlock::BadArgument.new('refused', '22023')]
-    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+    line_of(lease).define_singleton_method(:ask_once) do |*values|
       raise errors.shift unless errors.empty?
 
       super(*values)
@@ -294,7 +299,7 @@ row :renew_reconnect_refused do
   end
   Dlock::Locks.new(source).lease(3600).synchronize do |lease|
     errors = [no_answer]
-    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+    line_of(lease).define_singleton_method(:ask_once) do |*values|
       raise errors.shift unless errors.empty?
 
       super(*values)
@@ -357,6 +362,54 @@ row :renew_alone do
   end
 end
 
+# A renewal does not wait for a renewal of an earlier opening.
+row :renew_stuck do
+  lease.synchronize do |lease|
+    sent = Queue.new
+    answer = Queue.new
+    lease.define_singleton_method(:send_held) do |*|
+      singleton_class.remove_method(:send_held)
+      sent << true
+      answer.pop
+    end
+    stuck = Thread.new { raises(Dlock::WrongState, '55000') { lease.renew } }
+    sent.pop
+    lease.close
+    lease.open
+    lease.renew
+    answer << [0, Dlock.now]
+    stuck.join
+    lease.close
+  end
+end
+
+# A stuck call keeps the connection of its opening.
+row :open_past_stuck do
+  lease = lease().open
+  used = Queue.new
+  answer = Queue.new
+  stuck = Thread.new do
+    lease.use do |line|
+      used << line
+      answer.pop
+      line.ask(['SELECT 1', []])
+    end
+  end
+  earlier = used.pop
+  free = lease.instance_variable_get(:@free)
+  free.define_singleton_method(:take) { |*| nil } # the close does not wait
+  lease.close
+  free.singleton_class.remove_method(:take)
+  lease.open
+  expect(line_of(lease).nil?, false)
+  connection = line_of(lease).connection
+  answer << true
+  stuck.join
+  expect(earlier.connection, nil)
+  expect(line_of(lease).connection, connection)
+  lease.close
+end
+
 # The undo of an open does not close a lease that another thread has opened since.
 row :open_broken_off do
   opener = Thread.current
@@ -397,7 +450,10 @@ row :acquire_reopened do
     lease.define_singleton_method(:new_line) do
       lease = self
       super().tap do |line|
-        line.define_singleton_method(:ask) { |**options, &work| super(**options, &work).tap { reopen.call(lease) } }
+        line.define_singleton_method(:ask) do |**options, &work|
+          lease.singleton_class.remove_method(:new_line)
+          super(**options, &work).tap { reopen.call(lease) }
+        end
       end
     end
     raises(Dlock::LockLost, '55L01') { lease.acquire_all(%w[a b]) }
@@ -429,7 +485,7 @@ row :acquire_server_away do
   locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 3600)
   lease = locks.lease(3600).open
   away = true
-  lease.instance_variable_get(:@line).drop
+  line_of(lease).drop
   raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
   away = false
   lease.close

@@ -86,8 +86,6 @@ module Dlock
 
       @near = near
       @options = { info: info, delay: Seconds.of(delay) }
-      @line = new_line # for all calls that need not wait
-      @free = Box.new(true) # for one call at a time
     end
 
     def open
@@ -156,11 +154,13 @@ module Dlock
 
     # Yields the lease's connection to one thread at a time; if it is not free soon, yields another one.
     def use
-      mine = @free.take(Dlock.now + GRACE)
-      line = mine ? @line : new_line
+      free = @free
+      kept = free.take(Dlock.now + GRACE)
+      line = kept || new_line
       yield line
     ensure
-      mine ? after_use : line&.close
+      line&.close unless kept && @state == 'held' && @free.equal?(free) && !kept.source.pooled?
+      free.put(kept) if kept
     end
 
     # Requests keep this heart, because another thread may close the lease, and open the next one.
@@ -187,14 +187,16 @@ module Dlock
       # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
       Task.run(->(id) { close if @state == 'held' && @id == id }) do
         turn('not held', 'asked for', mine)
+        line = new_line
         begin
           begin_wait
-          @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
-          @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
+          @id = id = line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
+          @heart = Heart.new(line.source, self, @id, line.sent, @ttl, @interval)
+          @free = Box.new(line) # of this opening, for one call at a time that need not wait
           begin_hold
           id
         rescue Exception # rubocop:disable Lint/RescueException
-          @line.drop
+          line.drop
           end_hold
           raise
         end
@@ -243,16 +245,10 @@ module Dlock
       end
     end
 
-    def after_use
-      @line.close if @line.source.pooled?
-      @free.put(true)
-    end
-
     def shut
       use { |line| give_back(line, Wire.call('dlock_lease_close', @id), true) }
     ensure
       end_hold
-      @line.close
     end
   end
 
