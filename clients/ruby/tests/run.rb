@@ -389,7 +389,7 @@ row :open_past_stuck do
   used = Queue.new
   answer = Queue.new
   stuck = Thread.new do
-    lease.use do |line|
+    lease.use(Dlock::FOREVER) do |line|
       used << line
       answer.pop
       line.ask(['SELECT 1', []])
@@ -438,8 +438,8 @@ row :acquire_reopened do
   end
   lease.synchronize do |lease|
     lock = lease.lock('plain')
-    lease.define_singleton_method(:use) do |&work|
-      super(&work).tap do
+    lease.define_singleton_method(:use) do |till, &work|
+      super(till, &work).tap do
         singleton_class.remove_method(:use)
         reopen.call(self)
       end
@@ -489,6 +489,27 @@ row :acquire_server_away do
   raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
   away = false
   lease.close
+end
+
+# It counts even if another call uses the lease's connection. So does the deadline.
+row :connection_busy do
+  lease.synchronize do |lease|
+    limit = nil
+    lease.instance_variable_get(:@free).define_singleton_method(:take) do |till|
+      limit = till
+      nil
+    end
+    deadline = Dlock.now + Dlock::GRACE - 0.01
+    lock = lease.lock('plain', timeout: 0).acquire
+    expect(limit < deadline)
+    deadline = Dlock.now + Dlock::GRACE - 0.01
+    [lock, lease].each { |kept| kept.define_singleton_method(:deadline) { deadline } }
+    [-> { lease.renew }, -> { lock.release }, -> { lease.close }].each do |call|
+      limit = nil
+      call.call
+      expect(limit < deadline)
+    end
+  end
 end
 
 # The heartbeat need not undo a request that was never sent.
@@ -655,6 +676,30 @@ row :enqueue_again do
     expect(tickets.instance_variable_get(:@places).keys, [ticket])
     tickets.close
   end
+end
+
+# The timeout counts even if another thread waits for an event.
+row :next_twice do
+  tickets = Dlock::Locks.new('').tickets
+  other = Thread.new { tickets.next }
+  sleep(0.01) until other.stop?
+  expect(tickets.next(0), nil)
+  other.kill
+  other.join
+  tickets.close
+end
+
+# The same if another thread uses the connection.
+row :next_connection_busy do
+  tickets = Dlock::Locks.new('').tickets
+  limit = nil
+  tickets.define_singleton_method(:lock_alone) do |wait|
+    limit = wait
+    super(0.01)
+  end
+  tickets.instance_variable_get(:@alone).synchronize { expect(tickets.next(0), nil) }
+  expect(limit, Dlock::GRACE)
+  tickets.close
 end
 
 # If the connection has become silent, the next round connects again.

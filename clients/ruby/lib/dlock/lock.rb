@@ -215,7 +215,7 @@ module Dlock
     # Requests the lock over the lease's connection, if it need not wait.
     def request_of_lease
       begin
-        @lease.use do |line|
+        @lease.use(@until + GRACE) do |line|
           @fence = line.ask(till: @until + GRACE) { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
         end
       rescue LockTimeout => e
@@ -280,7 +280,7 @@ module Dlock
 
       # over the lease's connection; if that fails, the lease's heartbeat repeats the release
       begin
-        @lease.use { |line| give_back(line, release, false) }
+        @lease.use(deadline) { |line| give_back(line, release, false) }
       rescue LockLost
         raise
       rescue Error

@@ -152,10 +152,11 @@ module Dlock
       @locks.line(@near)
     end
 
-    # Yields the lease's connection to one thread at a time; if it is not free soon, yields another one.
-    def use
+    # Yields the lease's connection to one thread at a time. If it is not free soon, yields another one, and leaves half
+    # of the time to it.
+    def use(till)
       free = @free
-      kept = free.take(Dlock.now + GRACE)
+      kept = free.take(Dlock.now + [GRACE, (till - Dlock.now) / 2].min)
       line = kept || new_line
       yield line
     ensure
@@ -174,7 +175,7 @@ module Dlock
 
     # Returns the answer, and when the statement was sent.
     def send_held(statement, till = deadline)
-      Task.run(stops: false) { use { |line| [line.ask(statement, till: till).first, line.sent] } }
+      Task.run(stops: false) { use(till) { |line| [line.ask(statement, till: till).first, line.sent] } }
     end
 
     private
@@ -246,7 +247,7 @@ module Dlock
     end
 
     def shut
-      use { |line| give_back(line, Wire.call('dlock_lease_close', @id), true) }
+      use(deadline) { |line| give_back(line, Wire.call('dlock_lease_close', @id), true) }
     ensure
       end_hold
     end
