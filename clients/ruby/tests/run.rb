@@ -253,6 +253,11 @@ def lease
   Dlock::Locks.new('').lease(3600)
 end
 
+# The connection for calls that need not wait, unless a call uses it
+def line_of(lease)
+  lease.instance_variable_get(:@free).see(0)
+end
+
 row :renew_refused do
   lease.synchronize do |lease|
     lease.define_singleton_method(:send_held) { |*| raise Boom }
@@ -264,11 +269,15 @@ row :renew_refused do
   end
 end
 
+def no_answer
+  Dlock::ConnectionLost.new('no answer').tap { |error| error.doubt = true }
+end
+
 # A renewal whose answer is lost may have changed the ttl, although the server refuses the repetition.
 row :renew_in_doubt do
   lease.synchronize do |lease|
-    errors = [Dlock::ConnectionLost.new('no answer'), Dlock::BadArgument.new('refused', '22023')]
-    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+    errors = [no_answer, Dlock::BadArgument.new('refused', '22023')]
+    line_of(lease).define_singleton_method(:ask_once) do |*values|
       raise errors.shift unless errors.empty?
 
       super(*values)
@@ -289,8 +298,8 @@ row :renew_reconnect_refused do
     ''
   end
   Dlock::Locks.new(source).lease(3600).synchronize do |lease|
-    errors = [Dlock::ConnectionLost.new('no answer')]
-    lease.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+    errors = [no_answer]
+    line_of(lease).define_singleton_method(:ask_once) do |*values|
       raise errors.shift unless errors.empty?
 
       super(*values)
@@ -353,6 +362,54 @@ row :renew_alone do
   end
 end
 
+# A renewal does not wait for a renewal of an earlier opening.
+row :renew_stuck do
+  lease.synchronize do |lease|
+    sent = Queue.new
+    answer = Queue.new
+    lease.define_singleton_method(:send_held) do |*|
+      singleton_class.remove_method(:send_held)
+      sent << true
+      answer.pop
+    end
+    stuck = Thread.new { raises(Dlock::WrongState, '55000') { lease.renew } }
+    sent.pop
+    lease.close
+    lease.open
+    lease.renew
+    answer << [0, Dlock.now]
+    stuck.join
+    lease.close
+  end
+end
+
+# A stuck call keeps the connection of its opening.
+row :open_past_stuck do
+  lease = lease().open
+  used = Queue.new
+  answer = Queue.new
+  stuck = Thread.new do
+    lease.use(Dlock::FOREVER) do |line|
+      used << line
+      answer.pop
+      line.ask(['SELECT 1', []])
+    end
+  end
+  earlier = used.pop
+  free = lease.instance_variable_get(:@free)
+  free.define_singleton_method(:take) { |*| nil } # the close does not wait
+  lease.close
+  free.singleton_class.remove_method(:take)
+  lease.open
+  expect(line_of(lease).nil?, false)
+  connection = line_of(lease).connection
+  answer << true
+  stuck.join
+  expect(earlier.connection, nil)
+  expect(line_of(lease).connection, connection)
+  lease.close
+end
+
 # The undo of an open does not close a lease that another thread has opened since.
 row :open_broken_off do
   opener = Thread.current
@@ -381,8 +438,8 @@ row :acquire_reopened do
   end
   lease.synchronize do |lease|
     lock = lease.lock('plain')
-    lease.define_singleton_method(:use) do |&work|
-      super(&work).tap do
+    lease.define_singleton_method(:use) do |till, &work|
+      super(till, &work).tap do
         singleton_class.remove_method(:use)
         reopen.call(self)
       end
@@ -393,7 +450,10 @@ row :acquire_reopened do
     lease.define_singleton_method(:new_line) do
       lease = self
       super().tap do |line|
-        line.define_singleton_method(:ask) { |**options, &work| super(**options, &work).tap { reopen.call(lease) } }
+        line.define_singleton_method(:ask) do |**options, &work|
+          lease.singleton_class.remove_method(:new_line)
+          super(**options, &work).tap { reopen.call(lease) }
+        end
       end
     end
     raises(Dlock::LockLost, '55L01') { lease.acquire_all(%w[a b]) }
@@ -425,8 +485,43 @@ row :acquire_server_away do
   locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 3600)
   lease = locks.lease(3600).open
   away = true
-  lease.instance_variable_get(:@line).drop
+  line_of(lease).drop
   raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
+  away = false
+  lease.close
+end
+
+# It counts even if another call uses the lease's connection. So does the deadline.
+row :connection_busy do
+  lease.synchronize do |lease|
+    limit = nil
+    lease.instance_variable_get(:@free).define_singleton_method(:take) do |till|
+      limit = till
+      nil
+    end
+    deadline = Dlock.now + Dlock::GRACE - 0.01
+    lock = lease.lock('plain', timeout: 0).acquire
+    expect(limit < deadline)
+    deadline = Dlock.now + Dlock::GRACE - 0.01
+    [lock, lease].each { |kept| kept.define_singleton_method(:deadline) { deadline } }
+    [-> { lease.renew }, -> { lock.release }, -> { lease.close }].each do |call|
+      limit = nil
+      call.call
+      expect(limit < deadline)
+    end
+  end
+end
+
+# The heartbeat need not undo a request that was never sent.
+row :request_not_sent do
+  away = false
+  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 0)
+  lease = locks.lease(3600).open
+  away = true
+  [-> { lease.acquire_all(%w[a b]) }, -> { lease.tickets.enqueue('queue') }].each do |request|
+    raises(Dlock::ConnectionLost) { request.call }
+    expect(lease.heart.owed, {})
+  end
   away = false
   lease.close
 end
@@ -581,6 +676,30 @@ row :enqueue_again do
     expect(tickets.instance_variable_get(:@places).keys, [ticket])
     tickets.close
   end
+end
+
+# The timeout counts even if another thread waits for an event.
+row :next_twice do
+  tickets = Dlock::Locks.new('').tickets
+  other = Thread.new { tickets.next }
+  sleep(0.01) until other.stop?
+  expect(tickets.next(0), nil)
+  other.kill
+  other.join
+  tickets.close
+end
+
+# The same if another thread uses the connection.
+row :next_connection_busy do
+  tickets = Dlock::Locks.new('').tickets
+  limit = nil
+  tickets.define_singleton_method(:lock_alone) do |wait|
+    limit = wait
+    super(0.01)
+  end
+  tickets.instance_variable_get(:@alone).synchronize { expect(tickets.next(0), nil) }
+  expect(limit, Dlock::GRACE)
+  tickets.close
 end
 
 # If the connection has become silent, the next round connects again.

@@ -6,7 +6,7 @@ module Dlock
   # An error from the server. Its cause is the driver's error.
   class Error < StandardError
     attr_reader :sqlstate, :detail, :hint
-    # For this package: may an earlier attempt have been executed?
+    # For this package: may the server have executed the failed call, or an earlier attempt of it?
     attr_accessor :doubt
 
     def initialize(message = nil, sqlstate = nil, detail: nil, hint: nil)

@@ -20,7 +20,6 @@ module Dlock
 
     def initialize(observer = nil)
       @observer = observer
-      @renewing = Mutex.new # one thread at a time is in renew
       @state = 'not held'
       @callbacks = []
     end
@@ -50,7 +49,11 @@ module Dlock
     # Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl. Until the server answers, the shorter
     # ttl counts.
     def renew(ttl = nil)
-      @renewing.synchronize { renew_alone(ttl) }
+      check
+      heart = @heart
+      raise WrongState.new("#{self} has no lease of its own", '55000') unless heart && @ttl
+
+      heart.renewing.synchronize { renew_alone(heart, ttl) }
     end
 
     # Changes the info, which others can read.
@@ -103,10 +106,8 @@ module Dlock
       end
     end
 
-    def renew_alone(ttl)
-      check
-      heart = @heart
-      raise WrongState.new("#{self} has no lease of its own", '55000') unless heart && @ttl
+    def renew_alone(heart, ttl)
+      check_hold(heart)
       raise BadArgument.new('there is no such ttl', '22023') if ttl && ttl < LEAST_TTL
 
       life, interval, before = heart.life, heart.interval, heart.deadline
@@ -120,11 +121,20 @@ module Dlock
         raise
       end
       Dlock.guarded { set_lost('the server has ended its lease') if @heart.equal?(heart) } unless kept
-      check
-      raise WrongState.new("#{self} was released", '55000') unless @heart.equal?(heart) # and acquired again
+      check_hold(heart)
       @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
       ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
       nil
+    end
+
+    # For a request of this heart, which may be over already
+    def check_heart(heart)
+      raise LockLost.new("#{self} was lost: #{heart.over}", '55L01') if heart.over
+    end
+
+    def check_hold(heart)
+      check
+      raise WrongState.new("#{self} was released", '55000') unless @heart.equal?(heart) # and acquired again
     end
 
     # Sends a call that returns false after a loss, or after a release meanwhile.
@@ -218,7 +228,7 @@ module Dlock
   class Heart
     MARGIN = 0.01
 
-    attr_reader :id, :life, :interval, :deadline, :members, :owed, :together
+    attr_reader :id, :life, :interval, :deadline, :members, :owed, :together, :renewing
     attr_accessor :due
 
     @all = {}.compare_by_identity
@@ -258,6 +268,7 @@ module Dlock
       @members = { kept => nil }.compare_by_identity
       @owed = {}
       @together = {} # the names of locks that were acquired together
+      @renewing = Mutex.new # one thread at a time is in renew
       Dlock.guarded do
         Heart.all[self] = true
         @pulse = Pulse.all[source.key] ||= Pulse.new(source)

@@ -258,31 +258,22 @@ module Dlock
     # it breaks.
     def ask(statement = nil, till: FOREVER, limit: GRACE)
       finish = [till, Dlock.now + @patience].min
-      @doubt = tried = false
+      @doubt = false # may an earlier attempt have been executed?
       pause = Dlock.pauses
       begin
-        doubt = tried # unlike the line's, no other call resets it
-        once(till, finish, limit) do
-          tried = true
-          statement || yield
-        end
+        once(till, finish, limit) { statement || yield }
       rescue QuorumLate
         raise if till == FOREVER || Dlock.now >= till
 
-        @doubt = true
         Stop.sleep(pause.call)
         retry
       rescue ConnectionLost, NotPrimary
-        @doubt ||= !@loan.nil?
         finish = [till, Dlock.now + @patience].min if @loan && limit == FOREVER
         drop
         raise if Dlock.now >= finish
 
         Stop.sleep([pause.call, finish - Dlock.now].min)
         retry
-      rescue Error => e
-        e.doubt = doubt
-        raise
       rescue Stop
         drop unless @connection && Wire.idle?(@connection)
         raise
@@ -296,6 +287,9 @@ module Dlock
 
         @sent = Dlock.now
         Wire.ask(@connection, statement, till)
+      rescue Cancelled, ConnectionLost, QuorumLate => e
+        e.doubt = true
+        raise
       end
     end
 
@@ -349,6 +343,9 @@ module Dlock
         open(Dlock.now + left, left)
       end
       ask_once(yield, [till, Dlock.now + limit].min)
+    rescue Error => e
+      e.doubt = @doubt ||= e.doubt
+      raise
     end
   end
 

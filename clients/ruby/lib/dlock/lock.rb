@@ -215,18 +215,17 @@ module Dlock
     # Requests the lock over the lease's connection, if it need not wait.
     def request_of_lease
       begin
-        @lease.use do |line|
+        @lease.use(@until + GRACE) do |line|
           @fence = line.ask(till: @until + GRACE) { statement('dlock_lease_acquire', 0, [@heart.id]) }.first
-        ensure
-          @doubt = line.doubt
         end
-      rescue LockTimeout
+      rescue LockTimeout => e
         raise if @timeout == 0
 
+        @doubt = e.doubt
         ask('dlock_lease_acquire', @heart.id)
       end
       Dlock.guarded { @heart.join(self, @name, @fence) }
-      raise LockLost.new("#{self} was lost: #{@heart.over}", '55L01') if @heart.over
+      check_heart(@heart)
     end
 
     # After a long wait, only a renewal makes the deadline known. A repeated request keeps its earlier ttl.
@@ -249,8 +248,7 @@ module Dlock
     # undoes the request as soon as the server answers.
     def withdraw(error)
       Stop.over
-      refused = error.is_a?(Error) && !error.is_a?(QuorumLate) && !error.is_a?(Cancelled) &&
-                @fence.nil? && !@line.doubt && !@doubt
+      refused = error.is_a?(Error) && !error.doubt && !@doubt && @fence.nil?
       heart = @heart
       Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
       @line.drop
@@ -282,7 +280,7 @@ module Dlock
 
       # over the lease's connection; if that fails, the lease's heartbeat repeats the release
       begin
-        @lease.use { |line| give_back(line, release, false) }
+        @lease.use(deadline) { |line| give_back(line, release, false) }
       rescue LockLost
         raise
       rescue Error

@@ -86,8 +86,6 @@ module Dlock
 
       @near = near
       @options = { info: info, delay: Seconds.of(delay) }
-      @line = new_line # for all calls that need not wait
-      @free = Box.new(true) # for one call at a time
     end
 
     def open
@@ -154,13 +152,16 @@ module Dlock
       @locks.line(@near)
     end
 
-    # Yields the lease's connection to one thread at a time; if it is not free soon, yields another one.
-    def use
-      mine = @free.take(Dlock.now + GRACE)
-      line = mine ? @line : new_line
+    # Yields the lease's connection to one thread at a time. If it is not free soon, yields another one, and leaves half
+    # of the time to it.
+    def use(till)
+      free = @free
+      kept = free.take(Dlock.now + [GRACE, (till - Dlock.now) / 2].min)
+      line = kept || new_line
       yield line
     ensure
-      mine ? after_use : line&.close
+      line&.close unless kept && @state == 'held' && @free.equal?(free) && !kept.source.pooled?
+      free.put(kept) if kept
     end
 
     # Requests keep this heart, because another thread may close the lease, and open the next one.
@@ -174,7 +175,7 @@ module Dlock
 
     # Returns the answer, and when the statement was sent.
     def send_held(statement, till = deadline)
-      Task.run(stops: false) { use { |line| [line.ask(statement, till: till).first, line.sent] } }
+      Task.run(stops: false) { use(till) { |line| [line.ask(statement, till: till).first, line.sent] } }
     end
 
     private
@@ -187,14 +188,16 @@ module Dlock
       # If the answer is lost, the lease has no locks, and expires. Another thread may have opened the next one already.
       Task.run(->(id) { close if @state == 'held' && @id == id }) do
         turn('not held', 'asked for', mine)
+        line = new_line
         begin
           begin_wait
-          @id = id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
-          @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
+          @id = id = line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
+          @heart = Heart.new(line.source, self, @id, line.sent, @ttl, @interval)
+          @free = Box.new(line) # of this opening, for one call at a time that need not wait
           begin_hold
           id
         rescue Exception # rubocop:disable Lint/RescueException
-          @line.drop
+          line.drop
           end_hold
           raise
         end
@@ -227,12 +230,10 @@ module Dlock
         Wire.call('dlock_lease_acquire_all', Wire.array(names), heart.id, timeout: left, **options)
       end.first
       all.zip(Wire.numbers(fences)) { |lock, fence| lock.hold(fence, heart) }
-      raise LockLost.new("#{self} was lost: #{heart.over}", '55L01') if heart.over
-
+      check_heart(heart)
       all
     rescue Exception => e # rubocop:disable Lint/RescueException
-      unknown = !e.is_a?(Error) || [Cancelled, ConnectionLost, LockLost, QuorumLate].include?(e.class)
-      give_up(heart, names, line.doubt || unknown)
+      give_up(heart, names, fences || !e.is_a?(Error) || e.doubt)
       raise
     ensure
       line.close
@@ -245,16 +246,10 @@ module Dlock
       end
     end
 
-    def after_use
-      @line.close if @line.source.pooled?
-      @free.put(true)
-    end
-
     def shut
-      use { |line| give_back(line, Wire.call('dlock_lease_close', @id), true) }
+      use(deadline) { |line| give_back(line, Wire.call('dlock_lease_close', @id), true) }
     ensure
       end_hold
-      @line.close
     end
   end
 

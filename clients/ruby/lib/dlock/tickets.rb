@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require 'json'
+require 'timeout'
 
 module Dlock
   # For a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost. For a watched
@@ -20,7 +21,6 @@ module Dlock
       @near = near
       @lease = lease
       @line = locks.line(near)
-      @next = Mutex.new # one thread at a time is in next
       @alone = Mutex.new # protects the connection, and what follows
       @events = []
       @places = {}
@@ -47,7 +47,7 @@ module Dlock
         begin
           ticket = ask(asked.statement).first
         rescue Error => e
-          place = nil unless e.doubt || [Cancelled, ConnectionLost, QuorumLate].include?(e.class)
+          place = nil unless e.doubt
           raise
         end
         @places[ticket] = asked
@@ -83,14 +83,12 @@ module Dlock
     # The next event; nil if none arrives within this many seconds
     def next(timeout = nil)
       till = timeout ? Dlock.now + timeout : FOREVER
-      @next.synchronize do
-        loop do
-          listen if @events.empty?
-          event = @events.shift and return event
-          return if Dlock.now >= till
+      loop do
+        listen if @events.empty?
+        event = @events.shift and return event
+        return if Dlock.now >= till
 
-          rest([till, @round].min)
-        end
+        rest([till, @round].min)
       end
     end
 
@@ -121,12 +119,17 @@ module Dlock
       end
     end
 
-    # Yields the connection to one thread at a time.
-    def use(name = nil, undo = nil, stops: true, wakes: true)
+    # Yields the connection to one thread at a time, unless it is not free within this many seconds.
+    def use(name = nil, undo = nil, stops: true, wakes: true, wait: nil)
       raise BadArgument.new("#{name.inspect} is on another server", '22023') unless
         name.nil? || @locks.source(name).equal?(@locks.source(@near))
 
-      alone = ->(work) { @alone.synchronize(&work) }
+      alone = lambda do |work|
+        lock_alone(wait)
+        work.call if @alone.owned?
+      ensure
+        @alone.unlock if @alone.owned?
+      end
       Task.run(undo && ->(result) { alone.call(-> { undo.call(result) }) }, stops: stops) do
         alone.call(lambda do
           yield
@@ -138,6 +141,12 @@ module Dlock
           @mouth.write_nonblock('.', exception: false) if wakes
         end)
       end
+    end
+
+    def lock_alone(wait)
+      @alone.try_lock || Timeout.timeout(wait) { @alone.lock }
+    rescue Timeout::Error
+      nil # the timer may also end right after the mutex is locked
     end
 
     # Undoes an interrupted enqueue for the session
@@ -157,9 +166,9 @@ module Dlock
       nil # another thread has closed it
     end
 
-    # Takes all events that have arrived.
+    # Takes all events that have arrived, unless another thread uses the connection for long.
     def listen
-      use(wakes: false) do
+      use(wakes: false, wait: GRACE) do
         session
         begin
           ask_all if Dlock.now >= @round
@@ -227,12 +236,12 @@ module Dlock
     def ask(statement)
       session
       say(statement)
-    rescue ConnectionLost
+    rescue ConnectionLost => e
       begin
         session
         say(statement)
-      rescue Error => e
-        e.doubt = true
+      rescue Error => again
+        again.doubt ||= e.doubt
         raise
       end
     end
