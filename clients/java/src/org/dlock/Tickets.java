@@ -28,8 +28,14 @@ public final class Tickets implements AutoCloseable {
             return heart == other.heart && name.equals(other.name) && owner.equals(other.owner);
         }
 
-        /** Lets the heartbeat of the lease undo it. */
-        void giveBack() { heart.owe(Collections.singletonList(name), owner); }
+        /** Lets the heartbeat of the lease undo it if the server may have executed the call that failed. */
+        boolean giveBack(DlockException error) {
+            boolean unsure = heart != null && (error instanceof DlockException.ConnectionLost
+                    || error instanceof DlockException.NotPrimary || error instanceof DlockException.QuorumLate);
+            if (unsure)
+                heart.owe(Collections.singletonList(name), owner);
+            return unsure;
+        }
     }
 
     private final Locks locks;
@@ -139,11 +145,9 @@ public final class Tickets implements AutoCloseable {
         boolean ours = requests.values().stream().anyMatch(request::isOf);     // from an earlier call
         try {
             return enqueue(request);
-        } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
-            if (!ours) {        // the server may have executed it
+        } catch (DlockException error) {
+            if (!ours && request.giveBack(error))
                 requests.values().remove(request);
-                request.giveBack();
-            }
             throw error;
         }
     }
@@ -242,9 +246,8 @@ public final class Tickets implements AutoCloseable {
         try {
             if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
                 throw new DlockException.LockLost("ticket " + ticket + " was lost");
-        } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
-            if (lease != null)
-                request.giveBack();
+        } catch (DlockException error) {
+            request.giveBack(error);
             throw error;
         }
     }
