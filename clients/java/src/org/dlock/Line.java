@@ -351,13 +351,15 @@ final class Line {
 
     private synchronized int attempt() { return attempt; }
 
+    private synchronized boolean acquires(int which) { return acquiring != null && attempt == which; }
+
     private void cancel(int which) {
         long patience = Clock.now() + OBEY;
         Pauses pauses = pauses();
         while (true) {
             try {
                 synchronized (this) {
-                    if (acquiring == null || attempt != which)
+                    if (!acquires(which))
                         return;
                     cancelled = true;
                     if (sql != null || acquiring == Thread.currentThread())
@@ -374,7 +376,7 @@ final class Line {
                 if (Clock.now() > patience && silent != null && !given)
                     Pulse.cut(silent);
                 synchronized (this) {
-                    if (acquiring != null && attempt == which)
+                    if (acquires(which))
                         wait(Math.max(1, pauses.next() / 1_000_000));
                 }
             } catch (SQLException error) {

@@ -139,8 +139,7 @@ public final class Tickets implements AutoCloseable {
         Heart heart = lease.heart;
         Line.Call call = Line.call("dlock_lease_enqueue", lock.owned(), lock.name(), heart.id);
         Request request = new Request(lock.name(), call, lock.asked(), heart);
-        if (heart.owes(Collections.singletonList(lock.name()), lock.asked()))
-            throw new DlockException.WrongState(lock + " is being taken back from this owner");
+        lock.checkOwed(heart);
         session();      // without a connection, there is nothing to undo
         boolean ours = requests.values().stream().anyMatch(request::isOf);     // from an earlier call
         try {
@@ -193,7 +192,9 @@ public final class Tickets implements AutoCloseable {
             }
             throw DlockException.of(error);
         }
-        for (PGNotification one : heard == null ? new PGNotification[0] : heard) {
+        if (heard == null)
+            return 0;
+        for (PGNotification one : heard) {
             Event event = Event.of(one.getParameter());
             switch (String.valueOf(event.event())) {
                 case "granted" -> confirmAgain(event.ticket());
@@ -203,7 +204,7 @@ public final class Tickets implements AutoCloseable {
                 default -> { }      // an event of a later version
             }
         }
-        return heard == null ? 0 : heard.length;
+        return heard.length;
     }
 
     private void confirmAgain(Long ticket) throws DlockException {
