@@ -65,8 +65,7 @@ final class More extends Stack {
     static void renewShorter() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
             lock.renew(Duration.ofSeconds(2L * Math.max(1, TIMEOUT / 180)));
-            Object before = admin("SELECT renewed_at FROM dlock_leases WHERE lease = ?", lock.fence());
-            until("SELECT renewed_at > ? FROM dlock_leases WHERE lease = ?", before, lock.fence());
+            untilRenewed(lock.fence());
             lock.check();
             same(lock.deadline() < Locks.now() + LONG.toNanos() / 2, true);
         }
@@ -349,6 +348,26 @@ final class More extends Stack {
         }
     }
 
+    /** A repeated request that breaks off leaves the ticket of the earlier one alone. */
+    static void enqueueAgain() throws Exception {
+        AtomicReference<String> url = new AtomicReference<>(MAIN);
+        Locks over = new Locks(source(url::get)).patience(BEAT);
+        try (Lease lease = over.lease(LONG).interval(BEAT).open(); Tickets tickets = new Tickets(lease)) {
+            Lock lock = over.lock("plain").owner("job/1");
+            long ticket = tickets.enqueue(lock);
+            url.set(SLOW);
+            killSessions();
+            FutureTask<Void> again = aside(() -> tickets.enqueue(lock));
+            fails(DlockException.ConnectionLost.class, () -> result(again));
+            url.set(MAIN);
+            for (int i = 0; i < 2; i++)     // the heartbeat undoes after it renews
+                untilRenewed(lease.id());
+            same(admin("SELECT ticket FROM dlock_locks"), ticket);
+            same(tickets.next(PATIENCE).event(), "granted");
+            tickets.release(ticket);
+        }
+    }
+
     static void killSessions() throws Exception {
         admin("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
     }
@@ -574,6 +593,7 @@ final class More extends Stack {
         test("a request of a lease that was opened again", More::reopened);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
         test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
+        test("a ticket stays when a repeated request breaks off", More::enqueueAgain);
         test("tickets restore their connection, or drop it", More::restored);
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
