@@ -1,3 +1,5 @@
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
 import java.sql.Connection;
 import java.sql.DriverManager;
@@ -10,6 +12,7 @@ import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.stream.Stream;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Election;
@@ -308,6 +311,29 @@ final class More extends Stack {
         lease.close();
     }
 
+    /** A call does not connect again for a lease that was closed while it waited, or was in flight. */
+    static void closedMeanwhile() throws Exception {
+        Lease lease = new Locks(SLOW + "&ApplicationName=closed").lease(LONG).open();
+        Lock lock = lease.lock("plain").acquire();
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            ask(other, "SELECT pg_advisory_lock(18)");
+            FutureTask<Void> renewal = aside(() -> lease.renew(DAY));
+            untilSlow();
+            Thread.currentThread().interrupt();     // do not wait for the connection of the lease
+            lease.close();
+            same(Thread.interrupted(), true);
+            ask(other, "SELECT pg_advisory_unlock(18)");
+            fails(DlockException.WrongState.class, () -> result(renewal));
+        }
+        Method hold = Stream.of(Lease.class.getDeclaredMethods())
+                .filter(it -> it.getName().equals("hold")).findAny().get();
+        hold.setAccessible(true);
+        Exception late = fails(InvocationTargetException.class, () -> hold.invoke(lease, (Object) null));
+        same(late.getCause().getClass(), DlockException.WrongState.class);
+        fails(DlockException.LockLost.class, lock::release);
+        until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'closed'");
+    }
+
     /** Without a server, a lock of a lease is requested until its timeout, or until a cancel. */
     static void leaseWithoutServer() throws Exception {
         AtomicBoolean away = new AtomicBoolean();
@@ -591,6 +617,7 @@ final class More extends Stack {
         test("a change that is answered after the release", More::changedLate);
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
+        test("a call for a lease that was closed meanwhile", More::closedMeanwhile);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
         test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
         test("a ticket stays when a repeated request breaks off", More::enqueueAgain);

@@ -348,9 +348,8 @@ public final class Lock extends Kept<Lock> {
                 giveBack(over, releaseCall(), false);
                 return null;
             });
-        } catch (DlockException.LockLost error) {
-            throw error;
         } catch (DlockException | RuntimeException | Error error) {
+            lost.check();
             heart.owe(names, asked);
             throw error;
         } finally {
