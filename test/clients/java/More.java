@@ -5,13 +5,17 @@ import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.UnaryOperator;
 import java.util.stream.Stream;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
@@ -198,10 +202,12 @@ final class More extends Stack {
     }
 
     /** A source that makes each connection with the URL of that time */
-    static DataSource source(Callable<String> url) {
+    static DataSource source(Callable<String> url) { return source(url, db -> db); }
+
+    static DataSource source(Callable<String> url, UnaryOperator<Connection> with) {
         return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
                 (proxy, method, arguments) -> switch (method.getName()) {
-                    case "getConnection" -> DriverManager.getConnection(url.call());
+                    case "getConnection" -> with.apply(DriverManager.getConnection(url.call()));
                     case "hashCode" -> 17;
                     default -> proxy == arguments[0];
                 });
@@ -332,6 +338,28 @@ final class More extends Stack {
         same(late.getCause().getClass(), DlockException.WrongState.class);
         fails(DlockException.LockLost.class, lock::release);
         until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'closed'");
+    }
+
+    /** Each statement before the request has only the time that the request has, and so has a rollback. */
+    static void borrowedInTime() throws Exception {
+        Map<String, Integer> bounds = new LinkedHashMap<>();
+        AtomicInteger bound = new AtomicInteger();
+        DataSource pool = source(MAIN::toString, db -> (Connection) Proxy.newProxyInstance(
+                More.class.getClassLoader(), new Class<?>[] {Connection.class}, (proxy, method, arguments) -> {
+                    if (method.getName().equals("getAutoCommit"))
+                        db.setAutoCommit(false);
+                    else if (method.getName().equals("setNetworkTimeout"))
+                        bound.set((Integer) arguments[1]);
+                    else if (List.of("rollback", "prepareStatement").contains(method.getName()))
+                        bounds.put(arguments == null ? "rollback" : (String) arguments[0], bound.get());
+                    return method.invoke(db, arguments);
+                }));
+        // half a second ago
+        try (Lock lock = new Locks(pool).lock("plain").timeout(Duration.ofMillis(-500)).acquire()) {
+            same(bounds.size(), 4);
+            for (int most : bounds.values())
+                same(most > 0 && most <= 4500, true);
+        }
     }
 
     /** Without a server, a lock of a lease is requested until its timeout, or until a cancel. */
@@ -618,6 +646,7 @@ final class More extends Stack {
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
         test("a call for a lease that was closed meanwhile", More::closedMeanwhile);
+        test("the first statements of a borrowed connection have the time of the request", More::borrowedInTime);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
         test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
         test("a ticket stays when a repeated request breaks off", More::enqueueAgain);
