@@ -1,15 +1,22 @@
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.UnaryOperator;
+import java.util.stream.Stream;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Election;
@@ -65,8 +72,7 @@ final class More extends Stack {
     static void renewShorter() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
             lock.renew(Duration.ofSeconds(2L * Math.max(1, TIMEOUT / 180)));
-            Object before = admin("SELECT renewed_at FROM dlock_leases WHERE lease = ?", lock.fence());
-            until("SELECT renewed_at > ? FROM dlock_leases WHERE lease = ?", before, lock.fence());
+            untilRenewed(lock.fence());
             lock.check();
             same(lock.deadline() < Locks.now() + LONG.toNanos() / 2, true);
         }
@@ -196,10 +202,12 @@ final class More extends Stack {
     }
 
     /** A source that makes each connection with the URL of that time */
-    static DataSource source(Callable<String> url) {
+    static DataSource source(Callable<String> url) { return source(url, db -> db); }
+
+    static DataSource source(Callable<String> url, UnaryOperator<Connection> with) {
         return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
                 (proxy, method, arguments) -> switch (method.getName()) {
-                    case "getConnection" -> DriverManager.getConnection(url.call());
+                    case "getConnection" -> with.apply(DriverManager.getConnection(url.call()));
                     case "hashCode" -> 17;
                     default -> proxy == arguments[0];
                 });
@@ -309,6 +317,51 @@ final class More extends Stack {
         lease.close();
     }
 
+    /** A call does not connect again for a lease that was closed while it waited, or was in flight. */
+    static void closedMeanwhile() throws Exception {
+        Lease lease = new Locks(SLOW + "&ApplicationName=closed").lease(LONG).open();
+        Lock lock = lease.lock("plain").acquire();
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            ask(other, "SELECT pg_advisory_lock(18)");
+            FutureTask<Void> renewal = aside(() -> lease.renew(DAY));
+            untilSlow();
+            Thread.currentThread().interrupt();     // do not wait for the connection of the lease
+            lease.close();
+            same(Thread.interrupted(), true);
+            ask(other, "SELECT pg_advisory_unlock(18)");
+            fails(DlockException.WrongState.class, () -> result(renewal));
+        }
+        Method hold = Stream.of(Lease.class.getDeclaredMethods())
+                .filter(it -> it.getName().equals("hold")).findAny().get();
+        hold.setAccessible(true);
+        Exception late = fails(InvocationTargetException.class, () -> hold.invoke(lease, (Object) null));
+        same(late.getCause().getClass(), DlockException.WrongState.class);
+        fails(DlockException.LockLost.class, lock::release);
+        until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'closed'");
+    }
+
+    /** Each statement before the request has only the time that the request has, and so has a rollback. */
+    static void borrowedInTime() throws Exception {
+        Map<String, Integer> bounds = new LinkedHashMap<>();
+        AtomicInteger bound = new AtomicInteger();
+        DataSource pool = source(MAIN::toString, db -> (Connection) Proxy.newProxyInstance(
+                More.class.getClassLoader(), new Class<?>[] {Connection.class}, (proxy, method, arguments) -> {
+                    if (method.getName().equals("getAutoCommit"))
+                        db.setAutoCommit(false);
+                    else if (method.getName().equals("setNetworkTimeout"))
+                        bound.set((Integer) arguments[1]);
+                    else if (List.of("rollback", "prepareStatement").contains(method.getName()))
+                        bounds.put(arguments == null ? "rollback" : (String) arguments[0], bound.get());
+                    return method.invoke(db, arguments);
+                }));
+        // half a second ago
+        try (Lock lock = new Locks(pool).lock("plain").timeout(Duration.ofMillis(-500)).acquire()) {
+            same(bounds.size(), 4);
+            for (int most : bounds.values())
+                same(most > 0 && most <= 4500, true);
+        }
+    }
+
     /** Without a server, a lock of a lease is requested until its timeout, or until a cancel. */
     static void leaseWithoutServer() throws Exception {
         AtomicBoolean away = new AtomicBoolean();
@@ -346,6 +399,26 @@ final class More extends Stack {
             until("SELECT count(*) = 0 FROM dlock_locks");
             same(tickets.next(NOW), null);
             lease.check();
+        }
+    }
+
+    /** A repeated request that breaks off leaves the ticket of the earlier one alone. */
+    static void enqueueAgain() throws Exception {
+        AtomicReference<String> url = new AtomicReference<>(MAIN);
+        Locks over = new Locks(source(url::get)).patience(BEAT);
+        try (Lease lease = over.lease(LONG).interval(BEAT).open(); Tickets tickets = new Tickets(lease)) {
+            Lock lock = over.lock("plain").owner("job/1");
+            long ticket = tickets.enqueue(lock);
+            url.set(SLOW);
+            killSessions();
+            FutureTask<Void> again = aside(() -> tickets.enqueue(lock));
+            fails(DlockException.ConnectionLost.class, () -> result(again));
+            url.set(MAIN);
+            for (int i = 0; i < 2; i++)     // the heartbeat undoes after it renews
+                untilRenewed(lease.id());
+            same(admin("SELECT ticket FROM dlock_locks"), ticket);
+            same(tickets.next(PATIENCE).event(), "granted");
+            tickets.release(ticket);
         }
     }
 
@@ -572,8 +645,11 @@ final class More extends Stack {
         test("a change that is answered after the release", More::changedLate);
         test("a request is taken back, and no other lease's", More::sameOwner);
         test("a request of a lease that was opened again", More::reopened);
+        test("a call for a lease that was closed meanwhile", More::closedMeanwhile);
+        test("the first statements of a borrowed connection have the time of the request", More::borrowedInTime);
         test("a lease's lock without a server: timeout and cancel", More::leaseWithoutServer);
         test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
+        test("a ticket stays when a repeated request breaks off", More::enqueueAgain);
         test("tickets restore their connection, or drop it", More::restored);
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);

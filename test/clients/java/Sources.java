@@ -204,11 +204,6 @@ final class Sources extends Stack {
         }
     }
 
-    static void untilRenewed(long lease) throws Exception {
-        Object before = admin("SELECT renewed_at FROM dlock_leases WHERE lease = ?", lease);
-        until("SELECT renewed_at > ? FROM dlock_leases WHERE lease = ?", before, lease);
-    }
-
     static void exhausted() throws Exception {
         HikariConfig config = config(MAIN, 1);
         config.setConnectionTimeout(250);

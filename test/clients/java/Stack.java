@@ -90,6 +90,11 @@ class Stack {
         until("SELECT count(*) = 1 FROM dlock_locks WHERE name = ? AND NOT granted", name);
     }
 
+    static void untilRenewed(long lease) throws Exception {
+        Object before = admin("SELECT renewed_at FROM dlock_leases WHERE lease = ?", lease);
+        until("SELECT renewed_at > ? FROM dlock_leases WHERE lease = ?", before, lease);
+    }
+
     /** Somebody else has the lock, and the connection, until that is closed. */
     static Connection holder(String name) throws SQLException {
         Connection holder = DriverManager.getConnection(url("MAIN", "admin"));

@@ -52,8 +52,8 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
                     : Line.call("dlock_renew", Map.of(), heart.id, ttl);
             Object kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
             heart.renewed(over.sent, kept, ttl);
+            confirm(held, kept != null);
         }
-        held.check();
     }
 
     /** Checks the answer to a call that returns false after a loss, or after a release meanwhile. */

@@ -19,7 +19,7 @@ public final class Lease extends Kept<Lease> {
     private volatile Lost<Lease> lost = new Lost<>(this, this::look);
     private String near = "";
     private Duration interval;
-    private Line line;          // for all calls that need not wait, one at a time
+    private volatile Line line;         // for all calls that need not wait, one at a time
     private final ReentrantLock free = new ReentrantLock();
     private volatile long id;
 
@@ -53,17 +53,16 @@ public final class Lease extends Kept<Lease> {
         source = line.source;
         try {
             lost = new Lost<>(this, this::look);
-            heart = hold(over -> {
+            return hold(over -> {
                 id = (Long) over.ask(Line.call("dlock_lease_open", options, ttl));
-                return new Heart(source, id, over.sent, ttl, pause, lost);
+                heart = new Heart(source, id, over.sent, ttl, pause, lost);
+                state.set(HELD);
+                return this;
             });
         } catch (DlockException | RuntimeException | Error error) {
-            line.close();       // if the answer is lost, the lease has no locks, and expires
-            state.set(NONE);
+            state.set(NONE);    // if the answer is lost, the lease has no locks, and expires
             throw error;
         }
-        state.set(HELD);
-        return this;
     }
 
     static Duration interval(Duration ttl, Duration interval) throws DlockException {
@@ -106,15 +105,14 @@ public final class Lease extends Kept<Lease> {
         if (state.get().equals(NONE))
             return;
         turn(HELD, LEAVING);
-        try {
-            hold(over -> {
+        hold(over -> {
+            try {
                 giveBack(over, Line.call("dlock_lease_close", Map.of(), id), true);
-                return null;
-            });
-        } finally {
-            line.close();
-            state.set(NONE);
-        }
+            } finally {
+                state.set(NONE);
+            }
+            return null;
+        });
     }
 
     interface Work<R> {
@@ -122,8 +120,8 @@ public final class Lease extends Kept<Lease> {
     }
 
     /**
-     * Runs work with exclusive use of the lease's connection; if it is not free soon, over another one.  Returns a
-     * connection of a DataSource afterwards.
+     * Runs work with exclusive use of the lease's connection; if it is not free soon, over another one.  Afterwards,
+     * returns a connection of a DataSource, and closes one of a closed lease.
      */
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;
@@ -134,9 +132,11 @@ public final class Lease extends Kept<Lease> {
         }
         Line over = mine ? line : new Line(source, locks.line(near).patience);
         try {
+            if (state.get().equals(NONE))
+                check();        // closed during the wait
             return work.over(over);
         } finally {
-            if (!mine || source.pool() != null)
+            if (over != line || source.pool() != null || !holds())
                 over.close();
             if (mine)
                 free.unlock();

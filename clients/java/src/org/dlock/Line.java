@@ -138,7 +138,7 @@ final class Line {
         }
     }
 
-    private static void bound(Connection connection, long until) throws DlockException {
+    static void bound(Connection connection, long until) throws DlockException {
         try {
             if (until != FOREVER || !connection.isClosed())
                 connection.setNetworkTimeout(Runnable::run, until == FOREVER ? 0
@@ -231,7 +231,7 @@ final class Line {
                 if (sql != null)
                     return ask(sql, call.get());
                 if (connection == null)
-                    open(Math.min(left(until), Math.max(GRACE, left(end))));
+                    open(Math.min(until, Math.max(Clock.now() + GRACE, end)));
                 Call what = call.get();
                 return askOnce(connection, what,
                         given ? FOREVER : Math.min(until, limit == FOREVER ? FOREVER : Clock.now() + limit));
@@ -257,18 +257,18 @@ final class Line {
         }
     }
 
-    private void open(long nanos) throws DlockException {
+    private void open(long until) throws DlockException {
         inOrder = true;
         boolean interrupted = startOpening();
         try {
-            loan = source.connect("dlock", nanos);
+            loan = source.connect("dlock", left(until));
         } finally {
             finishOpening(interrupted);
         }
         connection = loan.connection;
         try {
             if (checked)
-                loan.checkClient();
+                loan.checkClient(until);
         } catch (DlockException.ConnectionLost error) {
             throw error;
         } catch (DlockException ignored) {
@@ -351,13 +351,15 @@ final class Line {
 
     private synchronized int attempt() { return attempt; }
 
+    private synchronized boolean acquires(int which) { return acquiring != null && attempt == which; }
+
     private void cancel(int which) {
         long patience = Clock.now() + OBEY;
         Pauses pauses = pauses();
         while (true) {
             try {
                 synchronized (this) {
-                    if (acquiring == null || attempt != which)
+                    if (!acquires(which))
                         return;
                     cancelled = true;
                     if (sql != null || acquiring == Thread.currentThread())
@@ -374,7 +376,7 @@ final class Line {
                 if (Clock.now() > patience && silent != null && !given)
                     Pulse.cut(silent);
                 synchronized (this) {
-                    if (acquiring != null && attempt == which)
+                    if (acquires(which))
                         wait(Math.max(1, pauses.next() / 1_000_000));
                 }
             } catch (SQLException error) {

@@ -53,21 +53,24 @@ final class Loan {
     }
 
     private void take(String purpose, long patience) throws SQLException {
+        long until = Clock.now() + patience;
         networkTimeout = connection.getNetworkTimeout();
         autoCommit = connection.getAutoCommit();
         readOnly = connection.isReadOnly();
+        Line.bound(connection, until);
         if (!autoCommit) {
             connection.rollback();
             connection.setAutoCommit(true);
         }
         if (readOnly)
             connection.setReadOnly(false);
-        Object[] row = (Object[]) Line.ask(connection, new Line.Call(TAKE, purpose), Clock.now() + patience);
+        Object[] row = (Object[]) Line.ask(connection, new Line.Call(TAKE, purpose), until);
         name = (String) row[1];
     }
 
-    void checkClient() throws DlockException {
-        checksClient = Line.ask(connection, new Line.Call(CHECK_CLIENT), Clock.now() + Line.GRACE) != null;
+    void checkClient(long until) throws DlockException {
+        long soon = Math.min(until, Clock.now() + Line.GRACE);
+        checksClient = Line.ask(connection, new Line.Call(CHECK_CLIENT), soon) != null;
     }
 
     /** Returns a clean connection to its DataSource. */

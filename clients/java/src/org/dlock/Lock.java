@@ -31,16 +31,17 @@ public final class Lock extends Kept<Lock> {
     private volatile List<Long> fences = List.of();
 
     Lock(Locks locks, String... names) {
-        this(names, null, false, locks.line(names.length == 0 ? "" : names[0]));
+        this(locks, null, names);
         for (String name : names)
             if (!locks.source(name).equals(line.source))
                 throw new IllegalArgumentException(this + " are on several servers");
-        observer = locks.observer();
     }
 
-    Lock(Lease lease, String... names) {
-        this(names, lease, false, lease.locks.line(names.length == 0 ? "" : names[0]));
-        observer = lease.locks.observer();
+    Lock(Lease lease, String... names) { this(lease.locks, lease, names); }
+
+    private Lock(Locks locks, Lease lease, String... names) {
+        this(names, lease, false, locks.line(names.length == 0 ? "" : names[0]));
+        observer = locks.observer();
     }
 
     private Lock(String[] names, Lease lease, boolean inTransaction, Line line) {
@@ -194,14 +195,19 @@ public final class Lock extends Kept<Lock> {
 
     String asked() { return asked; }
 
+    /** Refuses a request while the heartbeat still undoes an earlier one of its owner. */
+    void checkOwed(Heart beats) throws DlockException {
+        if (beats.owes(names, asked))
+            throw new DlockException.WrongState(this + " is being taken back from this owner");
+    }
+
     private void acquireOfLease() throws DlockException {
         lease.check();
         Heart beats = lease.heart;      // of this request: another thread may close and reopen the lease
         if (!line.source.equals(lease.source))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
         Map<String, Object> with = names.size() == 1 ? owned() : options;
-        if (beats.owes(names, asked))
-            throw new DlockException.WrongState(this + " is being taken back from this owner");
+        checkOwed(beats);
         line.checkCancelled();
         if (asked == null && !beats.take(names))
             throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
@@ -329,10 +335,7 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    private Line.Call releaseCall() {
-        return names.size() == 1 ? Line.call("dlock_release_ticket", Map.of(), fence()) : new Line.Call(
-                "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest(?) AS held (ticket)", (Object) fencesArray());
-    }
+    private Line.Call releaseCall() { return changeCall("dlock_release_ticket"); }
 
     /** Releases over the connection of a Lease, if there is one.  If that fails, the Lease's heartbeat repeats it. */
     private void releaseForLease() throws DlockException {
@@ -345,9 +348,8 @@ public final class Lock extends Kept<Lock> {
                 giveBack(over, releaseCall(), false);
                 return null;
             });
-        } catch (DlockException.LockLost error) {
-            throw error;
         } catch (DlockException | RuntimeException | Error error) {
+            lost.check();
             heart.owe(names, asked);
             throw error;
         } finally {
@@ -384,14 +386,17 @@ public final class Lock extends Kept<Lock> {
     private Long[] fencesArray() { return fences.toArray(Long[]::new); }
 
     /** The call changes a ticket, and returns whether the ticket existed. */
-    private void change(String function, Object... more) throws DlockException {
+    private Line.Call changeCall(String function, Object... more) {
         String values = more.length == 0 ? "" : ", ?";
-        Line.Call call = names.size() == 1
+        return names.size() == 1
                 ? new Line.Call("SELECT " + function + "(?" + values + ")", with(fence(), more))
                 : new Line.Call(
                         "SELECT bool_and(" + function + "(ticket" + values + ")) FROM unnest(?) AS held (ticket)",
                         more.length == 0 ? new Object[] {fencesArray()} : new Object[] {more[0], fencesArray()});
-        confirm(lost, tell(call));
+    }
+
+    private void change(String function, Object... more) throws DlockException {
+        confirm(lost, tell(changeCall(function, more)));
     }
 
     private static Object[] with(Object first, Object... more) {

@@ -28,8 +28,14 @@ public final class Tickets implements AutoCloseable {
             return heart == other.heart && name.equals(other.name) && owner.equals(other.owner);
         }
 
-        /** Lets the heartbeat of the lease undo it. */
-        void giveBack() { heart.owe(Collections.singletonList(name), owner); }
+        /** Lets the heartbeat of the lease undo it if the server may have executed the call that failed. */
+        boolean giveBack(DlockException error) {
+            boolean unsure = heart != null && (error instanceof DlockException.ConnectionLost
+                    || error instanceof DlockException.NotPrimary || error instanceof DlockException.QuorumLate);
+            if (unsure)
+                heart.owe(Collections.singletonList(name), owner);
+            return unsure;
+        }
     }
 
     private final Locks locks;
@@ -133,17 +139,14 @@ public final class Tickets implements AutoCloseable {
         Heart heart = lease.heart;
         Line.Call call = Line.call("dlock_lease_enqueue", lock.owned(), lock.name(), heart.id);
         Request request = new Request(lock.name(), call, lock.asked(), heart);
-        if (heart.owes(Collections.singletonList(lock.name()), lock.asked()))
-            throw new DlockException.WrongState(lock + " is being taken back from this owner");
+        lock.checkOwed(heart);
         session();      // without a connection, there is nothing to undo
         boolean ours = requests.values().stream().anyMatch(request::isOf);     // from an earlier call
         try {
             return enqueue(request);
-        } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
-            if (!ours) {        // the server may have executed it
+        } catch (DlockException error) {
+            if (!ours && request.giveBack(error))
                 requests.values().remove(request);
-                request.giveBack();
-            }
             throw error;
         }
     }
@@ -189,7 +192,9 @@ public final class Tickets implements AutoCloseable {
             }
             throw DlockException.of(error);
         }
-        for (PGNotification one : heard == null ? new PGNotification[0] : heard) {
+        if (heard == null)
+            return 0;
+        for (PGNotification one : heard) {
             Event event = Event.of(one.getParameter());
             switch (String.valueOf(event.event())) {
                 case "granted" -> confirmAgain(event.ticket());
@@ -199,7 +204,7 @@ public final class Tickets implements AutoCloseable {
                 default -> { }      // an event of a later version
             }
         }
-        return heard == null ? 0 : heard.length;
+        return heard.length;
     }
 
     private void confirmAgain(Long ticket) throws DlockException {
@@ -242,9 +247,8 @@ public final class Tickets implements AutoCloseable {
         try {
             if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
                 throw new DlockException.LockLost("ticket " + ticket + " was lost");
-        } catch (DlockException.ConnectionLost | DlockException.NotPrimary | DlockException.QuorumLate error) {
-            if (lease != null)
-                request.giveBack();
+        } catch (DlockException error) {
+            request.giveBack(error);
             throw error;
         }
     }
