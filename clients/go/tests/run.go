@@ -1937,6 +1937,34 @@ var own = []row{
 		wrong(<-changing)
 	}},
 
+	// The lock is released and acquired again before the answer to a change arrives.
+	{"change_reopened", func() {
+		var again func()
+		lock := wired(func(sent bool, text []byte) error {
+			if sent && regexp.MustCompile(`dlock_(set_info|downgrade|renew)\(\$1`).Match(text) && again != nil {
+				reopen := again
+				again = nil
+				reopen()
+			}
+			return nil
+		}).NewLock("lease", dlock.TTL(long))
+		must(acquire(lock))
+		change := func(kind error, call func() error) {
+			again = func() {
+				must(lock.Unlock())
+				must(acquire(lock))
+			}
+			raises(kind, "", call())
+			check(again == nil, "sent")
+			must(lock.Check())
+			check(lock.Deadline() > dlock.Now()+long/2, "deadline")
+		}
+		change(dlock.WrongState, func() error { return lock.SetInfo(ctx, "one") })
+		change(dlock.WrongState, func() error { return lock.Downgrade(ctx) })
+		change(dlock.LockLost, func() error { return lock.Renew(ctx, long/2) })
+		must(lock.Unlock())
+	}},
+
 	// The lease is closed and opened again before the answer to a request arrives.
 	{"lease_reopened", func() {
 		var lease *dlock.Lease
