@@ -2240,6 +2240,28 @@ var own = []row{
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
 	}},
 
+	// A lost lock that the program does not release is no part of the heartbeat any more.
+	{"lost_forgotten", func() {
+		var asked atomic.Int64
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_check")) && bytes.Contains(text, []byte("forgotten")) {
+				asked.Add(1)
+			}
+			return nil
+		}).NewLease(dlock.TTL(long), dlock.Interval(100*time.Millisecond))
+		must(lease.Do(ctx, func(context.Context) error {
+			lock := lease.NewLock("forgotten")
+			must(acquire(lock))
+			admin.force(lock.Fence())
+			told(lock)
+			check(asked.Load() > 0, "asked")
+			before := asked.Load()
+			admin.untilRenewed(lease.ID(), 2)
+			check(asked.Load() == before, "asked again")
+			return nil
+		}))
+	}},
+
 	// Tickets return no connection that listens to the pool.
 	{"pooled_tickets", func() {
 		var listens atomic.Bool
