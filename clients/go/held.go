@@ -138,12 +138,10 @@ func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 // the earlier limits, so another renewal waits.
 func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 	send func(context.Context, statement) (row, trial, error)) error {
-	select {
-	case k.renewing <- struct{}{}:
-		defer func() { <-k.renewing }()
-	case <-ctx.Done():
-		return cancelled(ctx)
+	if err := enter(ctx, k.renewing); err != nil {
+		return err
 	}
+	defer func() { <-k.renewing }()
 	mu.Lock()
 	h, err := k.held()
 	if err != nil {

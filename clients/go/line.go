@@ -63,6 +63,21 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
+// enter waits until no other call is inside. To leave, receive from the door.
+func enter(ctx context.Context, door chan struct{}) error {
+	select {
+	case door <- struct{}{}: // even if the context has ended
+		return nil
+	default:
+	}
+	select {
+	case door <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return cancelled(ctx)
+	}
+}
+
 type statement struct {
 	sql    string
 	values [][]byte

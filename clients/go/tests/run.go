@@ -2240,6 +2240,47 @@ var own = []row{
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
 	}},
 
+	// A call waits for other calls of the same tickets only until its context ends.
+	{"tickets_busy", func() {
+		var blocked atomic.Bool
+		sends, goOn := make(chan bool), make(chan bool)
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_watch")) && !blocked.Swap(true) {
+				close(sends)
+				<-goOn
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			tickets := lease.NewTickets()
+			ticket := enqueue(tickets, "queue")
+			isEvent(next(tickets), "granted", "queue", ticket)
+			stopped, stop := context.WithCancel(ctx)
+			waits := make(chan bool)
+			waiting := async(func() error {
+				_, err := tickets.Next(&waiter{Context: stopped, waits: func() { close(waits) }})
+				return err
+			})
+			<-waits
+			ended, end := context.WithCancel(ctx)
+			end()
+			_, err := tickets.Next(ended)
+			raises(dlock.Cancelled, "57014", err)
+			stop()
+			raises(dlock.Cancelled, "57014", <-waiting)
+
+			watching := async(func() error { return tickets.Watch(ctx, "watched") })
+			<-sends
+			_, err = tickets.Enqueue(ended, "other")
+			raises(dlock.Cancelled, "57014", err)
+			raises(dlock.Cancelled, "57014", tickets.Release(ended, ticket))
+			close(goOn)
+			must(<-watching)
+			admin.untilFree("queue") // the heartbeat repeats the release
+			return tickets.Close()
+		}))
+	}},
+
 	// A lost lock that the program does not release is no part of the heartbeat any more.
 	{"lost_forgotten", func() {
 		var asked atomic.Int64
