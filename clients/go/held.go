@@ -36,7 +36,7 @@ func (lock *Lock) send(ctx context.Context, s statement) (row, trial, error) {
 }
 
 func (lease *Lease) send(ctx context.Context, s statement) (answer row, how trial, err error) {
-	err = lease.use(ctx, func(l *line) error {
+	err = lease.use(ctx, lease.Deadline(), func(l *line) error {
 		answer, err = l.askUntil(ctx, func() statement { return s }, lease.Deadline(), grace)
 		how = l.trial
 		return err

@@ -2240,6 +2240,57 @@ var own = []row{
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
 	}},
 
+	// A silent host leaves time for the next one, within the bound of the call.
+	{"host_silent", func() {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		must(err)
+		defer silent.Close()
+		over := open(strings.Replace(main_, "@", "@"+silent.Addr().String()+",", 1))
+		must(do(over.NewLock("x", try), func(context.Context) { check(!admin.isFree("x"), "free") }))
+	}},
+
+	// A lock of a lease is not requested beyond its timeout, and not released beyond the deadline.
+	{"attempts_bounded", func() {
+		var attempt func(ctx context.Context) error
+		over, err := dlock.New(dlock.Server{Source: func(ctx context.Context, name string) (*pgx.Conn, func(), error) {
+			if name == "dlock" && attempt != nil {
+				if err := attempt(ctx); err != nil {
+					return nil, nil, err
+				}
+			}
+			conn, err := pgx.Connect(ctx, main_)
+			return conn, func() { conn.Close(background()) }, err
+		}})
+		must(err)
+		lease := over.NewLease(dlock.TTL(long))
+		must(opened(lease))
+		killSessions()
+		var left time.Duration
+		attempt = func(ctx context.Context) error {
+			if left == 0 {
+				end, _ := ctx.Deadline()
+				left = time.Until(end)
+			}
+			return nil
+		}
+		must(lease.NewLock("a", try).Do(ctx, nothing))
+		check(left <= 5*time.Second, left)
+		must(lease.Close())
+
+		lock, attempts := over.NewLock("b", dlock.TTL(2*time.Second)), 0
+		must(acquire(lock))
+		attempt = func(context.Context) error {
+			// the pause after the fourth is at least 0.4 seconds long
+			if attempts++; attempts == 4 {
+				until(func() bool { return dlock.Now() > lock.Deadline()-100*time.Millisecond }, "the deadline")
+			}
+			return &net.OpError{Op: "dial", Err: errBoom}
+		}
+		lost(lock.Unlock())
+		check(attempts <= 4, attempts)
+		attempt = nil
+	}},
+
 	// A call waits for other calls of the same tickets only until its context ends.
 	{"tickets_busy", func() {
 		var blocked atomic.Bool
