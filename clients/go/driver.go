@@ -52,14 +52,20 @@ func FromDSN(dsn string) (Source, error) {
 		hosts := append([]*pgconn.FallbackConfig{{
 			Host: config.Host, Port: config.Port, TLSConfig: config.TLSConfig}}, config.Fallbacks...)
 		var failure error
-		for _, host := range hosts {
+		for n, host := range hosts {
 			one := config.Copy()
 			one.Host, one.Port, one.TLSConfig, one.Fallbacks = host.Host, host.Port, host.TLSConfig, nil
 			one.DialFunc = (&net.Dialer{KeepAlive: 30 * time.Second}).DialContext
 			if one.RuntimeParams["application_name"] == "" {
 				one.RuntimeParams["application_name"] = name
 			}
-			conn, err := connectOne(ctx, one, several)
+			left := 1
+			if several {
+				one.ValidateConnect, left = isPrimary, len(hosts)-n
+			}
+			bounded, cancel := context.WithTimeout(ctx, hostTimeout(ctx, left))
+			conn, err := pgx.ConnectConfig(bounded, one)
+			cancel()
 			if err == nil {
 				return conn, func() { closeConn(conn) }, nil
 			}
@@ -72,22 +78,13 @@ func FromDSN(dsn string) (Source, error) {
 	}, nil
 }
 
-func connectOne(ctx context.Context, config *pgx.ConnConfig, several bool) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, hostTimeout(ctx))
-	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil || !several {
-		return conn, err
+// isPrimary is called by the driver, for each new connection.
+func isPrimary(ctx context.Context, conn *pgconn.PgConn) error {
+	answer := conn.ExecParams(ctx, "SHOW transaction_read_only", nil, nil, nil, nil).Read()
+	if answer.Err == nil && row(answer.Rows[0]).text(0) == "on" {
+		return &pgconn.PgError{Code: "25006", Message: "the server is a standby"}
 	}
-	row, err := ask(ctx, conn, statement{sql: "SHOW transaction_read_only"}, forever)
-	if err == nil && row.text(0) == "on" {
-		err = newError(NotPrimary, "25006", "the server is a standby", nil)
-	}
-	if err != nil {
-		closeConn(conn)
-		return nil, err
-	}
-	return conn, nil
+	return answer.Err
 }
 
 func closeConn(conn *pgx.Conn) {

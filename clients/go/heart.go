@@ -350,6 +350,7 @@ func (h *heart) renewed(sent time.Duration, kept bool, gone map[string]bool, hel
 	for k, hold := range held {
 		if gone[fmt.Sprint(hold.fence)] && h.members[k] == hold {
 			k.setLost("the server has ended its ticket")
+			delete(h.members, k)
 		}
 	}
 }

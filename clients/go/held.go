@@ -36,7 +36,7 @@ func (lock *Lock) send(ctx context.Context, s statement) (row, trial, error) {
 }
 
 func (lease *Lease) send(ctx context.Context, s statement) (answer row, how trial, err error) {
-	err = lease.use(ctx, func(l *line) error {
+	err = lease.use(ctx, lease.Deadline(), func(l *line) error {
 		answer, err = l.askUntil(ctx, func() statement { return s }, lease.Deadline(), grace)
 		how = l.trial
 		return err
@@ -138,12 +138,10 @@ func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 // the earlier limits, so another renewal waits.
 func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 	send func(context.Context, statement) (row, trial, error)) error {
-	select {
-	case k.renewing <- struct{}{}:
-		defer func() { <-k.renewing }()
-	case <-ctx.Done():
-		return cancelled(ctx)
+	if err := enter(ctx, k.renewing); err != nil {
+		return err
 	}
+	defer func() { <-k.renewing }()
 	mu.Lock()
 	h, err := k.held()
 	if err != nil {

@@ -63,6 +63,21 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
+// enter waits until no other call is inside. To leave, receive from the door.
+func enter(ctx context.Context, door chan struct{}) error {
+	select {
+	case door <- struct{}{}: // even if the context has ended
+		return nil
+	default:
+	}
+	select {
+	case door <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return cancelled(ctx)
+	}
+}
+
 type statement struct {
 	sql    string
 	values [][]byte
@@ -131,12 +146,16 @@ func call(name string, options []named, values ...any) statement {
 
 type hostTimeoutKey struct{}
 
-// hostTimeout is the time that each host has to answer.
-func hostTimeout(ctx context.Context) time.Duration {
+// hostTimeout is the time that a host has to answer. All hosts that are left share the time until the context's end.
+func hostTimeout(ctx context.Context, left int) time.Duration {
+	timeout := 10 * time.Second
 	if patience, ok := ctx.Value(hostTimeoutKey{}).(time.Duration); ok {
-		return longer(time.Second, shorter(patience, 10*time.Second))
+		timeout = longer(time.Second, shorter(patience, timeout))
 	}
-	return 10 * time.Second
+	if end, ok := ctx.Deadline(); ok {
+		timeout = shorter(timeout, time.Until(end)/time.Duration(left))
+	}
+	return timeout
 }
 
 // ask returns the first row. At the given time it cuts the connection. If the context ends, it cancels the statement on
@@ -230,10 +249,12 @@ func (l *line) askUntil(ctx context.Context, s func() statement, until, limit ti
 			}
 			l.close()
 		}
-		if late && Now() >= until || !late && Now() >= end {
+		if !late && Now() >= end {
 			return nil, err
 		}
-		sleep(ctx, waits.take())
+		if sleep(ctx, shorter(waits.take(), until-Now())); Now() >= until {
+			return nil, err
+		}
 	}
 }
 
@@ -242,7 +263,7 @@ func (l *line) once(ctx context.Context, s func() statement, until, end, limit t
 		return nil, cancelled(ctx)
 	}
 	if l.conn == nil {
-		if err := l.open(ctx, shorter(until-Now(), longer(grace, end-Now()))); err != nil {
+		if err := l.open(ctx, shorter(until, longer(after(grace), end))); err != nil {
 			return nil, err
 		}
 	}
@@ -255,14 +276,16 @@ func (l *line) once(ctx context.Context, s func() statement, until, end, limit t
 	return ask(ctx, l.conn, what, until)
 }
 
-func (l *line) open(ctx context.Context, patience time.Duration) error {
-	conn, done, err := l.server.connect(ctx, "dlock", patience)
+func (l *line) open(ctx context.Context, end time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, end-Now())
+	defer cancel()
+	conn, done, err := l.server.connect(bounded, "dlock", end-Now())
 	if err != nil {
 		return err
 	}
 	l.conn, l.done = conn, done
 	if l.checks && l.server.own {
-		_, err = ask(background, conn, checked, after(grace))
+		_, err = ask(ctx, conn, checked, shorter(end, after(grace)))
 		if !isA(err, ConnectionLost) {
 			err = nil // not every platform can check
 		}

@@ -82,7 +82,7 @@ func (locks *Locks) line(server *Server) *line {
 func (server *Server) connect(ctx context.Context, name string, patience time.Duration) (connection, func(), error) {
 	ctx = context.WithValue(ctx, hostTimeoutKey{}, patience)
 	if !server.own {
-		bounded, cancel := context.WithTimeout(ctx, hostTimeout(ctx))
+		bounded, cancel := context.WithTimeout(ctx, hostTimeout(ctx, 1))
 		defer cancel()
 		ctx = bounded
 	}
@@ -266,18 +266,19 @@ func (lease *Lease) Close() error {
 		return err
 	}
 	defer lease.end(nil)
-	return lease.use(background, func(l *line) error {
+	return lease.use(background, lease.Deadline(), func(l *line) error {
 		return lease.giveBack(l, call("dlock_lease_close", nil, lease.ID()), true)
 	})
 }
 
-// use works with exclusive use of the lease's connection; if it is not free soon, over another one. After the lease's
-// end, each user closes the connection.
-func (lease *Lease) use(ctx context.Context, work func(*line) error) error {
+// use works with exclusive use of the lease's connection. If it is not free soon, use works over another one, in the
+// rest of the time. After the lease's end, each user closes the connection.
+func (lease *Lease) use(ctx context.Context, until time.Duration, work func(*line) error) error {
 	mu.Lock()
 	line := lease.line
 	mu.Unlock()
-	timer := time.NewTimer(grace)
+	// never zero, because Close of a lost lease must take a free connection, to close it
+	timer := time.NewTimer(shorter(grace, longer(obey, (until-Now())/2)))
 	defer timer.Stop()
 	select {
 	case l := <-line:
@@ -511,8 +512,11 @@ func (lock *Lock) acquireOfLease(ctx context.Context) error {
 	}
 	lock.keeper = h
 	// over the lease's connection, if the lock need not wait
-	err = lease.use(ctx, func(l *line) error {
-		answer, err := l.ask(ctx, lock.statement("dlock_lease_acquire", 0, h.id))
+	until := later(lock.until, grace)
+	err = lease.use(ctx, until, func(l *line) error {
+		answer, err := l.askUntil(ctx, func() statement {
+			return lock.statement("dlock_lease_acquire", 0, h.id)
+		}, until, grace)
 		lock.fence.Store(answer.number(0))
 		lock.doubt = l.doubt
 		return err
@@ -632,7 +636,7 @@ func (lock *Lock) Unlock() error {
 		defer lock.lease.release([]string{lock.name})
 	}
 	// over the lease's connection; if that fails, the lease's heartbeat repeats the release
-	err := lock.lease.use(background, func(l *line) error { return lock.giveBack(l, release, false) })
+	err := lock.lease.use(background, lock.Deadline(), func(l *line) error { return lock.giveBack(l, release, false) })
 	if err != nil && !isA(err, LockLost) {
 		lock.heart.owe(request{lock.name, lock.owner})
 	}

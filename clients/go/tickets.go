@@ -35,8 +35,8 @@ type Tickets struct {
 	locks  *Locks
 	lease  *Lease
 	line   *line
-	next   sync.Mutex // one goroutine at a time is in Next
-	alone  sync.Mutex // protects the connection, and what follows
+	next   chan struct{} // one goroutine at a time is in Next
+	alone  chan struct{} // protects the connection, and what follows
 	last   connection
 	events []Event
 	places map[int64]*place
@@ -54,7 +54,7 @@ type Tickets struct {
 func (locks *Locks) NewTickets(given ...Option) *Tickets {
 	o := newOptions(given)
 	return &Tickets{locks: locks, line: locks.line(locks.server(o.near)), places: map[int64]*place{},
-		watch: map[string]bool{}, round: after(round)}
+		watch: map[string]bool{}, round: after(round), next: make(chan struct{}, 1), alone: make(chan struct{}, 1)}
 }
 
 // NewTickets are tickets of the lease, which keep their places when the connection breaks.
@@ -90,7 +90,7 @@ func (t *Tickets) Enqueue(ctx context.Context, name string, given ...Option) (ti
 		}
 		p.s = call("dlock_lease_enqueue", append(o.request, named{"owner", p.owner}), name, p.heart.id)
 	}
-	err = t.use(name, func() error {
+	err = t.use(ctx, name, func() error {
 		if p.heart != nil && p.heart.owes(p.request) {
 			return newError(WrongState, "55000", fmt.Sprintf("%q is being taken back from this owner", name), nil)
 		}
@@ -124,7 +124,9 @@ func (t *Tickets) has(p *place) bool {
 // Release returns LockLost if the ticket was lost. After another error, the heartbeat of a lease repeats the release. A
 // ticket of the session can be released again.
 func (t *Tickets) Release(ctx context.Context, ticket int64) error {
-	return t.use("", func() error {
+	entered := false
+	release := func() error {
+		entered = true
 		p := t.places[ticket]
 		if p == nil {
 			return newError(LockLost, "55L01", fmt.Sprintf("ticket %d is not ours", ticket), nil)
@@ -144,12 +146,17 @@ func (t *Tickets) Release(ctx context.Context, ticket int64) error {
 			return newError(LockLost, "55L01", fmt.Sprintf("ticket %d was lost", ticket), nil)
 		}
 		return nil
-	})
+	}
+	err := t.use(ctx, "", release)
+	if !entered && t.lease != nil {
+		go t.use(background, "", release) // sends nothing any more, but lets the heartbeat repeat it
+	}
+	return err
 }
 
 // Watch adds a lock whose holder is reported, now and at each change.
 func (t *Tickets) Watch(ctx context.Context, name string) error {
-	return t.use(name, func() error {
+	return t.use(ctx, name, func() error {
 		_, err := t.ask(ctx, call("dlock_watch", nil, name))
 		if err == nil {
 			t.watch[name] = true
@@ -160,7 +167,7 @@ func (t *Tickets) Watch(ctx context.Context, name string) error {
 
 // Unwatch ends a watch.
 func (t *Tickets) Unwatch(ctx context.Context, name string) error {
-	return t.use(name, func() error {
+	return t.use(ctx, name, func() error {
 		delete(t.watch, name)
 		_, err := t.ask(ctx, call("dlock_unwatch", nil, name))
 		return err
@@ -169,8 +176,10 @@ func (t *Tickets) Unwatch(ctx context.Context, name string) error {
 
 // Next waits for the next event. When the context ends it returns Cancelled.
 func (t *Tickets) Next(ctx context.Context) (Event, error) {
-	t.next.Lock()
-	defer t.next.Unlock()
+	if err := enter(ctx, t.next); err != nil {
+		return Event{}, err
+	}
+	defer func() { <-t.next }()
 	for {
 		event, err := t.listen(ctx)
 		if event != nil || err != nil {
@@ -191,7 +200,7 @@ func or[T any](value, other *T) *T {
 
 // Close ends the session's tickets. A lease keeps its own.
 func (t *Tickets) Close() error {
-	return t.use("", func() error {
+	return t.use(background, "", func() error {
 		t.closed = true
 		t.line.drop()
 		return nil
@@ -199,7 +208,7 @@ func (t *Tickets) Close() error {
 }
 
 // use works with exclusive use of the connection, after it has ended the wait of Next.
-func (t *Tickets) use(name string, work func() error) error {
+func (t *Tickets) use(ctx context.Context, name string, work func() error) error {
 	if name != "" && t.locks.server(name) != t.line.server {
 		return newError(BadArgument, "22023", fmt.Sprintf("%q is on another server", name), nil)
 	}
@@ -209,18 +218,23 @@ func (t *Tickets) use(name string, work func() error) error {
 		t.stop()
 	}
 	t.turn.Unlock()
-	t.alone.Lock()
-	defer t.alone.Unlock()
+	err := enter(ctx, t.alone)
 	t.turn.Lock()
 	t.wanting--
 	t.turn.Unlock()
+	if err != nil {
+		return err
+	}
+	defer func() { <-t.alone }()
 	return work()
 }
 
 // listen waits once, and returns an event, or nil if none has come.
 func (t *Tickets) listen(ctx context.Context) (*Event, error) {
-	t.alone.Lock()
-	defer t.alone.Unlock()
+	if err := enter(ctx, t.alone); err != nil {
+		return nil, err
+	}
+	defer func() { <-t.alone }()
 	conn, err := t.session(ctx)
 	if err != nil {
 		return nil, err

@@ -1937,6 +1937,34 @@ var own = []row{
 		wrong(<-changing)
 	}},
 
+	// The lock is released and acquired again before the answer to a change arrives.
+	{"change_reopened", func() {
+		var again func()
+		lock := wired(func(sent bool, text []byte) error {
+			if sent && regexp.MustCompile(`dlock_(set_info|downgrade|renew)\(\$1`).Match(text) && again != nil {
+				reopen := again
+				again = nil
+				reopen()
+			}
+			return nil
+		}).NewLock("lease", dlock.TTL(long))
+		must(acquire(lock))
+		change := func(kind error, call func() error) {
+			again = func() {
+				must(lock.Unlock())
+				must(acquire(lock))
+			}
+			raises(kind, "", call())
+			check(again == nil, "sent")
+			must(lock.Check())
+			check(lock.Deadline() > dlock.Now()+long/2, "deadline")
+		}
+		change(dlock.WrongState, func() error { return lock.SetInfo(ctx, "one") })
+		change(dlock.WrongState, func() error { return lock.Downgrade(ctx) })
+		change(dlock.LockLost, func() error { return lock.Renew(ctx, long/2) })
+		must(lock.Unlock())
+	}},
+
 	// The lease is closed and opened again before the answer to a request arrives.
 	{"lease_reopened", func() {
 		var lease *dlock.Lease
@@ -2210,6 +2238,120 @@ var own = []row{
 		must(err)
 		failing.Patience = 0
 		raises(errBoom, "", acquire(failing.NewLock("plain")))
+	}},
+
+	// A silent host leaves time for the next one, within the bound of the call.
+	{"host_silent", func() {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		must(err)
+		defer silent.Close()
+		over := open(strings.Replace(main_, "@", "@"+silent.Addr().String()+",", 1))
+		must(do(over.NewLock("x", try), func(context.Context) { check(!admin.isFree("x"), "free") }))
+	}},
+
+	// A lock of a lease is not requested beyond its timeout, and not released beyond the deadline.
+	{"attempts_bounded", func() {
+		var attempt func(ctx context.Context) error
+		over, err := dlock.New(dlock.Server{Source: func(ctx context.Context, name string) (*pgx.Conn, func(), error) {
+			if name == "dlock" && attempt != nil {
+				if err := attempt(ctx); err != nil {
+					return nil, nil, err
+				}
+			}
+			conn, err := pgx.Connect(ctx, main_)
+			return conn, func() { conn.Close(background()) }, err
+		}})
+		must(err)
+		lease := over.NewLease(dlock.TTL(long))
+		must(opened(lease))
+		killSessions()
+		var left time.Duration
+		attempt = func(ctx context.Context) error {
+			if left == 0 {
+				end, _ := ctx.Deadline()
+				left = time.Until(end)
+			}
+			return nil
+		}
+		must(lease.NewLock("a", try).Do(ctx, nothing))
+		check(left <= 5*time.Second, left)
+		must(lease.Close())
+
+		lock, attempts := over.NewLock("b", dlock.TTL(2*time.Second)), 0
+		must(acquire(lock))
+		attempt = func(context.Context) error {
+			// the pause after the fourth is at least 0.4 seconds long
+			if attempts++; attempts == 4 {
+				until(func() bool { return dlock.Now() > lock.Deadline()-100*time.Millisecond }, "the deadline")
+			}
+			return &net.OpError{Op: "dial", Err: errBoom}
+		}
+		lost(lock.Unlock())
+		check(attempts <= 4, attempts)
+		attempt = nil
+	}},
+
+	// A call waits for other calls of the same tickets only until its context ends.
+	{"tickets_busy", func() {
+		var blocked atomic.Bool
+		sends, goOn := make(chan bool), make(chan bool)
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_watch")) && !blocked.Swap(true) {
+				close(sends)
+				<-goOn
+			}
+			return nil
+		}).NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			tickets := lease.NewTickets()
+			ticket := enqueue(tickets, "queue")
+			isEvent(next(tickets), "granted", "queue", ticket)
+			stopped, stop := context.WithCancel(ctx)
+			waits := make(chan bool)
+			waiting := async(func() error {
+				_, err := tickets.Next(&waiter{Context: stopped, waits: func() { close(waits) }})
+				return err
+			})
+			<-waits
+			ended, end := context.WithCancel(ctx)
+			end()
+			_, err := tickets.Next(ended)
+			raises(dlock.Cancelled, "57014", err)
+			stop()
+			raises(dlock.Cancelled, "57014", <-waiting)
+
+			watching := async(func() error { return tickets.Watch(ctx, "watched") })
+			<-sends
+			_, err = tickets.Enqueue(ended, "other")
+			raises(dlock.Cancelled, "57014", err)
+			raises(dlock.Cancelled, "57014", tickets.Release(ended, ticket))
+			close(goOn)
+			must(<-watching)
+			admin.untilFree("queue") // the heartbeat repeats the release
+			return tickets.Close()
+		}))
+	}},
+
+	// A lost lock that the program does not release is no part of the heartbeat any more.
+	{"lost_forgotten", func() {
+		var asked atomic.Int64
+		lease := wired(func(sent bool, text []byte) error {
+			if sent && bytes.Contains(text, []byte("dlock_check")) && bytes.Contains(text, []byte("forgotten")) {
+				asked.Add(1)
+			}
+			return nil
+		}).NewLease(dlock.TTL(long), dlock.Interval(100*time.Millisecond))
+		must(lease.Do(ctx, func(context.Context) error {
+			lock := lease.NewLock("forgotten")
+			must(acquire(lock))
+			admin.force(lock.Fence())
+			told(lock)
+			check(asked.Load() > 0, "asked")
+			before := asked.Load()
+			admin.untilRenewed(lease.ID(), 2)
+			check(asked.Load() == before, "asked again")
+			return nil
+		}))
 	}},
 
 	// Tickets return no connection that listens to the pool.
