@@ -7,12 +7,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
-import { FOREVER, ask, call, cut, interval, now, pauses } from './wire.js';
+import { FOREVER, ask, call, checkTtl, cut, interval, now, pauses } from './wire.js';
 
 // Check the clock at least each second, because timers stop while the machine sleeps.
 const GLANCE = 1000;
-// The least ttl of the server
-const LEAST = 100;
 
 /** The key of the method that clears the loss; not for programs */
 export const anew = Symbol('anew');
@@ -100,8 +98,7 @@ export class Kept {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
-    if (ttl !== undefined && !(Number.isFinite(ttl) && ttl >= LEAST))
-      throw new BadArgument(`a ttl is at least ${LEAST} ms, and finite`, '22023');
+    checkTtl(ttl);
     const { life, interval: every, deadline } = heart;
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };

@@ -754,6 +754,7 @@ tests['acquireAll: each is released by itself'] = async () => {
     await assert.rejects(calls.releaseTicket(fence), LockLost);
   }
   assert.equal(await calls.renew(1), undefined);
+  for (const ttl of [99, NaN, Infinity, '1800000']) await assert.rejects(calls.renew(1, ttl), BadArgument);
 };
 
 for (const [title, test] of Object.entries(tests)) {
