@@ -166,7 +166,7 @@ const pulses = new Map(); // by server
 export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
-  owed = new Set(); // statements that undo requests, as JSON
+  owed = new Set(); // for each call, the statements that undo its requests, as JSON
   #most = { life: Infinity, interval: Infinity };
   #watching;
 
@@ -189,14 +189,14 @@ export class Heart {
     if (last && !this.over) this.lose('its lease is closed');
   }
 
-  /** Lets the heartbeat undo a request as soon as the server answers again. */
-  owe(request) {
-    this.owed.add(JSON.stringify(request));
+  /** Lets the heartbeat undo a call's requests as soon as the server answers again. */
+  owe(...requests) {
+    this.owed.add(JSON.stringify(requests));
     this.pulse.wake();
   }
 
   owes(request) {
-    return this.owed.has(JSON.stringify(request));
+    return [...this.owed].some((requests) => requests.includes(JSON.stringify(request)));
   }
 
   /** Prepares for a request of another ttl. Until the server has answered, the shorter ttl counts. */
@@ -363,11 +363,15 @@ class Pulse {
     });
   }
 
-  // Has every owed request been undone?
+  // Has every owed request been undone? Repeats a call's requests until nothing is found, because a session that waits
+  // for one name of acquireAll may request the next name later.
   async #takeBack(due) {
     for (const { owed } of due)
-      for (const request of [...owed])
-        if ((await this.#ask(...JSON.parse(request))) !== false) owed.delete(request);
+      for (const requests of [...owed]) {
+        const found = [];
+        for (const request of JSON.parse(requests)) found.push(await this.#ask(...request));
+        if (found.every((released) => released === null)) owed.delete(requests);
+      }
     return due.every(({ owed }) => !owed.size);
   }
 }

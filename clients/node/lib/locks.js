@@ -3,8 +3,7 @@
 import { createHash, randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
-  BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, LockTimeout, NotPrimary, QuorumLate, WrongState,
-  cancelled, isUnsure, translate,
+  BadArgument, ConnectionLost, LockLost, LockTimeout, NotPrimary, WrongState, cancelled, isUnsure, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
 import { Heart, Kept, NONE, anew, takeBack, warn } from './heart.js';
@@ -208,15 +207,15 @@ export class Lease extends Kept {
           { timeout: interval(Math.max(0, until - now())), shared, info });
         return [`${text}::text`, values];
       }, { until: until + GRACE, limit: Infinity, signal });
+      if (signal?.aborted) throw cancelled(signal);
       const locks = all.map((name) => this.lock(name));
       fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart));
       locks.forEach((lock) => lock.checkLost());
-      if (signal?.aborted) throw cancelled(signal);
       return locks;
     } catch (error) {
       all.forEach((name) => this.#all.delete(name));
       if (isUnsure(error, line.doubt) || error instanceof LockLost)
-        all.forEach((name) => heart.owe(back(name)));
+        heart.owe(...all.map(back));
       throw error;
     } finally {
       await line.close();
@@ -492,8 +491,7 @@ export class Lock extends Kept {
     }
     await line.close();
     if (lease && !this.heart) return; // nothing was requested
-    if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
-        && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
+    if (this.fence === undefined && !isUnsure(error, line.doubt || this.#doubt)) return;
     const statement = takeBack(this.name, this.options.owner, lease ? this.heart.id : undefined);
     line.waits = false;
     try {

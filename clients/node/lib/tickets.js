@@ -58,7 +58,7 @@ export class Tickets {
         throw error;
       }
       this.#requests.set(ticket, place);
-      await this.#confirm(ticket);
+      await this.#confirm(ticket).catch(() => { this.#round = now(); }); // next() looks again
       return ticket;
     });
   }

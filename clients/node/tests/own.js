@@ -3,7 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { createServer } from 'node:net';
+import { connect, createServer } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import Knex from 'knex';
@@ -725,12 +725,66 @@ tests['a timeout and an interval that are longer than a timer can wait'] = async
   process.on('warning', note);
   await other.query("ALTER ROLE app SET dlock.max_ttl TO '100d'");
   await locks.lock('a', { timeout: 30 * day, ttl: 90 * day }).run(async (lock) => {
-    lock.heart.owe(['SELECT true', []]);
+    lock.heart.owe(['SELECT NULL', []]);
     await until(() => !lock.heart.owed.size, 'the heartbeat');
   });
   await other.query('ALTER ROLE app RESET dlock.max_ttl');
   process.off('warning', note);
   assert.deepEqual(warnings, []);
+};
+
+tests['acquireAll: a request that goes on after its end leaves nothing'] = async () => {
+  // The server does not notice the end of a connection through this proxy, and no cancel arrives there.
+  const kept = [];
+  const proxy = createServer((socket) => {
+    const server = connect(`${other.host}/.s.PGSQL.${other.port}`);
+    kept.push(server);
+    socket.on('error', () => {}).pipe(server, { end: false });
+    server.on('error', () => {}).pipe(socket);
+  }).listen(0, '127.0.0.1');
+  await once(proxy, 'listening');
+  const stubborn = new Locks(async () => {
+    const connection = new pg.Client({ host: '127.0.0.1', port: proxy.address().port });
+    await connection.connect();
+    return Object.assign(connection, { port: 1 });
+  }, { patience });
+  await stubborn.lease(KEPT).run(async (lease) => {
+    await busy('b', async () => {
+      await busy('a', async () => {
+        const giving = new AbortController();
+        const waiting = assert.rejects(lease.acquireAll(['a', 'b'], { signal: giving.signal }), Cancelled);
+        await waits('a');
+        giving.abort();
+        await waiting;
+        await assert.rejects(lease.acquireAll(['b']), WrongState);
+        await untilRenewed(lease.id);
+        await untilRenewed(lease.id);
+      });
+      await until(async () => !lease.heart.owed.size
+        || await admin("SELECT count(*) = 2 FROM dlock_locks WHERE name = 'b'"), 'the session to go on');
+    });
+    await until(async () => !lease.heart.owed.size && await isFree('b'));
+  });
+  for (const server of kept) server.destroy();
+  proxy.close();
+};
+
+tests['acquireAll: a cancel after the answer, or without a connection, leaves nothing in the heart'] = async () => {
+  const giving = new AbortController();
+  let down = false;
+  const failing = passing('dlock_lease_acquire_all', () => giving.abort(), () => {
+    if (down) throw new ConnectionLost('refused');
+  });
+  await failing.lease(KEPT).run(async (lease) => {
+    await assert.rejects(lease.acquireAll(['a', 'b'], { signal: giving.signal }), Cancelled);
+    assert.equal(lease.heart.members.size, 1);
+    await until(() => !lease.heart.owed.size);
+    failing.patience = 0;
+    down = true;
+    await assert.rejects(lease.acquireAll(['a', 'b']), ConnectionLost);
+    assert.equal(lease.heart.owed.size, 0);
+    down = false;
+  });
 };
 
 tests['acquireAll: each is released by itself'] = async () => {
