@@ -79,7 +79,7 @@ async function look(pool) {
 // Locks over connections that call a function, with the statement, after each answer to a statement with this text, and
 // one before they connect
 const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
-  connecting();
+  await connecting();
   const connection = new pg.Client();
   await connection.connect();
   const query = connection.query.bind(connection);
@@ -408,6 +408,35 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
   });
 };
 
+tests['a lease whose connection is busy: other calls do not wait longer than they may'] = async () => {
+  let leave, first;
+  const left = new Promise((resolve) => { leave = resolve; });
+  const lease = passing('dlock_set_info', () => left).lease({ ttl: 3_600_000 });
+  const acquire = (name, options, waiting) => lease.lock(name, options).acquire(waiting).then((lock) => {
+    first ??= name;
+    return lock;
+  });
+  await lease.run(async () => {
+    const busy = lease.setInfo('one');
+    await until(async () => await admin('SELECT info FROM dlock_leases') === 'one');
+    const giving = new AbortController();
+    const all = [acquire('patient'), acquire('hasty', { timeout: 0 })];
+    const cancelled = acquire('a', {}, { signal: giving.signal });
+    giving.abort();
+    await assert.rejects(cancelled, Cancelled);
+    assert.equal(first, undefined);
+    await all[1];
+    assert.equal(first, 'hasty');
+    first = undefined;
+    // a call that has used another connection shows nothing about the lease's
+    all.push(acquire('later'));
+    await all[0];
+    assert.equal(first, 'patient');
+    leave();
+    await Promise.all([...all, busy]);
+  });
+};
+
 tests['an undone request: another lease keeps the lock of the same owner'] = () => locks.lease(KEPT).run((one) =>
   locks.lease(KEPT).run(async (two) => {
     const mine = { owner: 'me' };
@@ -714,8 +743,38 @@ tests['an acquire ends 5 seconds after its timeout'] = async () => {
     const began = now();
     await assert.rejects(new Locks(server, { patience }).lock('a', { timeout: 10 }).acquire(), ConnectionLost);
     assert(now() < began + 6500, `${now() - began} ms`);
-  }));
+  }).concat((async () => {
+    const began = now();
+    const tickets = new Locks(`postgres://${hosts}`, { patience: 10000 }).tickets();
+    await assert.rejects(tickets.next({ timeout: 10 }), ConnectionLost);
+    assert(now() < began + 6500, `${now() - began} ms`);
+  })()));
   silent.close();
+};
+
+tests['tickets: a wait ends although no connection is made'] = async () => {
+  let down = false;
+  const hanging = passing('-', () => {}, () => down && new Promise(() => {}));
+  hanging.patience = 0;
+  const tickets = hanging.tickets();
+  await tickets.watch('a');
+  assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'free');
+  down = true;
+  await terminate();
+  const giving = new AbortController();
+  const aborted = assert.rejects(tickets.next({ signal: giving.signal }), Cancelled);
+  await sleep(0);
+  giving.abort();
+  await aborted;
+};
+
+tests['tickets: an enqueue returns its ticket although the first look at it fails'] = async () => {
+  let refusals = 1;
+  const failing = passing('dlock_wait', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
+  const tickets = failing.tickets();
+  const ticket = await tickets.enqueue('a');
+  assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'a', ticket });
+  await tickets.close();
 };
 
 tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
