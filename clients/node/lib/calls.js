@@ -1,7 +1,7 @@
 // The functions of dlock, over any connection or function that executes SQL
 
 import { BadArgument, LockLost, translate } from './errors.js';
-import { interval } from './wire.js';
+import { checkTtl, interval } from './wire.js';
 
 const TYPES = {
   timeout: 'interval', ttl: 'interval', shared: 'boolean', slots: 'integer', permits: 'integer', info: 'text',
@@ -107,6 +107,7 @@ export class Calls {
 
   /** Returns the number of the lease's tickets; undefined if the lease has ended */
   async renew(id, ttl) {
+    checkTtl(ttl);
     const kept = await this.#ask('renew', [[id, ID]], { ttl });
     return kept === null ? undefined : Number(kept);
   }

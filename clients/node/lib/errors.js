@@ -66,6 +66,6 @@ export function cancelled(signal) {
   return new Cancelled('cancelled by the program', '57014', { cause: signal.reason });
 }
 
-/** May the server have executed the call that failed? `doubt`: was it sent before, without an answer? */
+/** May the server have executed the call that failed? `doubt`: was it ever sent without an answer? */
 export const isUnsure = (error, doubt) => !(error instanceof DlockError) || doubt
-  || [Cancelled, ConnectionLost, QuorumLate].some((kind) => error instanceof kind);
+  || [Cancelled, QuorumLate].some((kind) => error instanceof kind);

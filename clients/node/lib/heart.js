@@ -7,12 +7,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
-import { FOREVER, ask, call, cut, interval, now, pauses } from './wire.js';
+import { FOREVER, ask, call, checkTtl, cut, interval, now, pauses } from './wire.js';
 
 // Check the clock at least each second, because timers stop while the machine sleeps.
 const GLANCE = 1000;
-// The least ttl of the server
-const LEAST = 100;
 
 /** The key of the method that clears the loss; not for programs */
 export const anew = Symbol('anew');
@@ -100,8 +98,7 @@ export class Kept {
     this.check();
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
-    if (ttl !== undefined && !(Number.isFinite(ttl) && ttl >= LEAST))
-      throw new BadArgument(`a ttl is at least ${LEAST} ms, and finite`, '22023');
+    checkTtl(ttl);
     const { life, interval: every, deadline } = heart;
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
@@ -169,7 +166,7 @@ const pulses = new Map(); // by server
 export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
-  owed = new Set(); // statements that undo requests, as JSON
+  owed = new Set(); // for each call, the statements that undo its requests, as JSON
   #most = { life: Infinity, interval: Infinity };
   #watching;
 
@@ -192,14 +189,14 @@ export class Heart {
     if (last && !this.over) this.lose('its lease is closed');
   }
 
-  /** Lets the heartbeat undo a request as soon as the server answers again. */
-  owe(request) {
-    this.owed.add(JSON.stringify(request));
+  /** Lets the heartbeat undo a call's requests as soon as the server answers again. */
+  owe(...requests) {
+    this.owed.add(JSON.stringify(requests));
     this.pulse.wake();
   }
 
   owes(request) {
-    return this.owed.has(JSON.stringify(request));
+    return [...this.owed].some((requests) => requests.includes(JSON.stringify(request)));
   }
 
   /** Prepares for a request of another ttl. Until the server has answered, the shorter ttl counts. */
@@ -366,11 +363,15 @@ class Pulse {
     });
   }
 
-  // Has every owed request been undone?
+  // Has every owed request been undone? Repeats a call's requests until nothing is found, because a session that waits
+  // for one name of acquireAll may request the next name later.
   async #takeBack(due) {
     for (const { owed } of due)
-      for (const request of [...owed])
-        if ((await this.#ask(...JSON.parse(request))) !== false) owed.delete(request);
+      for (const requests of [...owed]) {
+        const found = [];
+        for (const request of JSON.parse(requests)) found.push(await this.#ask(...request));
+        if (found.every((released) => released === null)) owed.delete(requests);
+      }
     return due.every(({ owed }) => !owed.size);
   }
 }

@@ -203,7 +203,7 @@ export class Tickets implements AsyncDisposable {
   release(ticket: number): Promise<void>;
   watch(name: string): Promise<void>;
   unwatch(name: string): Promise<void>;
-  /** Returns the next event; undefined if no event has come within the timeout. */
+  /** Returns the next event; undefined if no event has come within the timeout. Ends at most 5 seconds after it. */
   next(options?: Waiting & { timeout?: number }): Promise<TicketEvent | WatchEvent | undefined>;
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;

@@ -3,8 +3,7 @@
 import { createHash, randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
-  BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, LockTimeout, NotPrimary, QuorumLate, WrongState,
-  cancelled, isUnsure, translate,
+  BadArgument, ConnectionLost, LockLost, LockTimeout, NotPrimary, WrongState, cancelled, isUnsure, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
 import { Heart, Kept, NONE, anew, takeBack, warn } from './heart.js';
@@ -208,15 +207,15 @@ export class Lease extends Kept {
           { timeout: interval(Math.max(0, until - now())), shared, info });
         return [`${text}::text`, values];
       }, { until: until + GRACE, limit: Infinity, signal });
+      if (signal?.aborted) throw cancelled(signal);
       const locks = all.map((name) => this.lock(name));
       fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart));
       locks.forEach((lock) => lock.checkLost());
-      if (signal?.aborted) throw cancelled(signal);
       return locks;
     } catch (error) {
       all.forEach((name) => this.#all.delete(name));
       if (isUnsure(error, line.doubt) || error instanceof LockLost)
-        all.forEach((name) => heart.owe(back(name)));
+        heart.owe(...all.map(back));
       throw error;
     } finally {
       await line.close();
@@ -229,26 +228,32 @@ export class Lease extends Kept {
   }
 
   /**
-   * Runs work with exclusive use of the lease's connection; if it is not free soon, over another one. The connection
-   * stays open while the lease is held.
+   * Runs work with exclusive use of the lease's connection; if it is not free soon, at the latest by the time `until`,
+   * over another one. The connection stays open while the lease is held.
    */
-  async hold(work) {
+  async hold(work, { until = this.deadline, signal } = {}) {
+    if (signal?.aborted) throw cancelled(signal); // no event will follow
     const own = this.#line;
     const before = this.#tail;
     const waiting = new AbortController();
+    const stop = () => waiting.abort();
     let done, free;
+    signal?.addEventListener('abort', stop);
     this.#tail = before.then(() => new Promise((resolve) => { done = resolve; }));
-    do
+    do {
+      const left = Math.max(0, Math.min(GRACE, until - now()));
       free = await Promise.race([
-        before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
-    while (!free && now() - this.#moved < GRACE); // earlier calls still finish, so the connection is not stuck
-    waiting.abort();
+        before.then(() => true), sleep(left, false, { signal: waiting.signal }).catch(() => {})]);
+      // wait on while earlier calls still finish, because the connection is not stuck
+    } while (!free && !waiting.signal.aborted && now() < until && now() - this.#moved < GRACE);
+    signal?.removeEventListener('abort', stop);
+    stop();
     const line = free ? own : this.line();
     try {
       return await work(line);
     } finally {
       if (line !== this.#line || line.pooled || this.state !== 'held') await line.close();
-      this.#moved = now();
+      if (free) this.#moved = now();
       before.then(() => done());
     }
   }
@@ -448,7 +453,8 @@ export class Lock extends Kept {
     const attempt = call('dlock_lease_acquire', [name, heart.id], { ...this.options, timeout: interval(0) });
     const until = this.#until + GRACE;
     const request = (line) => line.ask(attempt, { until, signal }).finally(() => { this.#doubt = line.doubt; });
-    this.fence = await source.hold(request).catch((error) => {
+    // a wait for that connection leaves time for another one
+    this.fence = await source.hold(request, { until: until - GRACE / 2, signal }).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
     });
     this.fence ??= await this.#request('dlock_lease_acquire', signal, heart.id);
@@ -492,8 +498,7 @@ export class Lock extends Kept {
     }
     await line.close();
     if (lease && !this.heart) return; // nothing was requested
-    if (error instanceof DlockError && this.fence === undefined && !line.doubt && !this.#doubt
-        && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
+    if (this.fence === undefined && !isUnsure(error, line.doubt || this.#doubt)) return;
     const statement = takeBack(this.name, this.options.owner, lease ? this.heart.id : undefined);
     line.waits = false;
     try {

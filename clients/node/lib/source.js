@@ -49,12 +49,12 @@ async function connect(config, name, { until, signal }) {
   throw failure;
 }
 
-// Waits for a connection that the program makes. Discards one that comes too late.
-async function inTime(making, discard, { until, signal }) {
+/** Waits for a connection. Discards one that comes too late. */
+export async function inTime(making, discard, { until, signal }) {
   let timer, stop;
   const late = new Promise((_, reject) => {
     stop = () => reject(cancelled(signal));
-    timer = setTimeout(() => reject(new ConnectionLost('the program gives no connection')),
+    timer = setTimeout(() => reject(new ConnectionLost('there is no connection in time')),
       Math.min(Math.max(until - now(), 0), FOREVER));
     signal?.addEventListener('abort', stop);
   });

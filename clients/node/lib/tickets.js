@@ -3,6 +3,7 @@
 import { randomUUID } from 'node:crypto';
 import { BadArgument, ConnectionLost, DlockError, LockLost, WrongState, cancelled, isUnsure } from './errors.js';
 import { takeBack } from './heart.js';
+import { inTime } from './source.js';
 import { GRACE, ask as askOver, call, now } from './wire.js';
 
 // Milliseconds between queries that make up for lost notifications
@@ -58,7 +59,7 @@ export class Tickets {
         throw error;
       }
       this.#requests.set(ticket, place);
-      await this.#confirm(ticket);
+      await this.#confirm(ticket).catch(() => { this.#round = now(); }); // next() looks again
       return ticket;
     });
   }
@@ -106,10 +107,8 @@ export class Tickets {
     const until = now() + timeout;
     for (;;) {
       if (signal?.aborted) throw cancelled(signal);
-      const event = await this.#alone(async () => {
-        await this.#listen();
-        return this.#events.shift();
-      });
+      await inTime(this.#alone(() => this.#listen()), () => {}, { until: until + GRACE, signal });
+      const event = this.#events.shift();
       if (event || now() >= until) return event;
       await this.#news(Math.min(this.#round, until) - now(), signal);
     }

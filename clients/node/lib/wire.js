@@ -3,7 +3,7 @@
 import net from 'node:net';
 import os from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { ConnectionLost, DlockError, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
+import { BadArgument, ConnectionLost, DlockError, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
 import { lend } from './source.js';
 
 // How late an answer may be. Then the client drops the connection, and requests a lock in lease scope over another one.
@@ -11,6 +11,7 @@ export const GRACE = 5000;
 // Milliseconds to send a cancel, and as many for the statement to end; then milliseconds to undo the request
 const OBEY = 1000;
 export const UNDO = 2000;
+const LEAST = 100; // the least ttl of the server
 export const FOREVER = 2 ** 31 - 1; // the most that a timer can wait: 24.8 days
 
 const linux = process.platform === 'linux';
@@ -27,6 +28,12 @@ export function now() {
 }
 
 export const interval = (ms) => (ms == null || ms === Infinity ? undefined : `${ms.toFixed(3)} ms`);
+
+/** Throws BadArgument for a new ttl that the server would refuse, or that interval() would omit. */
+export function checkTtl(ttl) {
+  if (ttl !== undefined && !(Number.isFinite(ttl) && ttl >= LEAST))
+    throw new BadArgument(`a ttl is at least ${LEAST} ms, and finite`, '22023');
+}
 
 /** Pauses before retries without a server: they grow, and are random so that clients do not retry together. */
 export function* pauses(most = 2000) {

@@ -3,7 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { createServer } from 'node:net';
+import { connect, createServer } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import Knex from 'knex';
@@ -79,7 +79,7 @@ async function look(pool) {
 // Locks over connections that call a function, with the statement, after each answer to a statement with this text, and
 // one before they connect
 const passing = (text, pass, connecting = () => {}) => new Locks(async () => {
-  connecting();
+  await connecting();
   const connection = new pg.Client();
   await connection.connect();
   const query = connection.query.bind(connection);
@@ -408,6 +408,35 @@ tests['a lock of a lease: a later request does not hide a doubt'] = async () => 
   });
 };
 
+tests['a lease whose connection is busy: other calls do not wait longer than they may'] = async () => {
+  let leave, first;
+  const left = new Promise((resolve) => { leave = resolve; });
+  const lease = passing('dlock_set_info', () => left).lease({ ttl: 3_600_000 });
+  const acquire = (name, options, waiting) => lease.lock(name, options).acquire(waiting).then((lock) => {
+    first ??= name;
+    return lock;
+  });
+  await lease.run(async () => {
+    const busy = lease.setInfo('one');
+    await until(async () => await admin('SELECT info FROM dlock_leases') === 'one');
+    const giving = new AbortController();
+    const all = [acquire('patient'), acquire('hasty', { timeout: 0 })];
+    const cancelled = acquire('a', {}, { signal: giving.signal });
+    giving.abort();
+    await assert.rejects(cancelled, Cancelled);
+    assert.equal(first, undefined);
+    await all[1];
+    assert.equal(first, 'hasty');
+    first = undefined;
+    // a call that has used another connection shows nothing about the lease's
+    all.push(acquire('later'));
+    await all[0];
+    assert.equal(first, 'patient');
+    leave();
+    await Promise.all([...all, busy]);
+  });
+};
+
 tests['an undone request: another lease keeps the lock of the same owner'] = () => locks.lease(KEPT).run((one) =>
   locks.lease(KEPT).run(async (two) => {
     const mine = { owner: 'me' };
@@ -714,8 +743,38 @@ tests['an acquire ends 5 seconds after its timeout'] = async () => {
     const began = now();
     await assert.rejects(new Locks(server, { patience }).lock('a', { timeout: 10 }).acquire(), ConnectionLost);
     assert(now() < began + 6500, `${now() - began} ms`);
-  }));
+  }).concat((async () => {
+    const began = now();
+    const tickets = new Locks(`postgres://${hosts}`, { patience: 10000 }).tickets();
+    await assert.rejects(tickets.next({ timeout: 10 }), ConnectionLost);
+    assert(now() < began + 6500, `${now() - began} ms`);
+  })()));
   silent.close();
+};
+
+tests['tickets: a wait ends although no connection is made'] = async () => {
+  let down = false;
+  const hanging = passing('-', () => {}, () => down && new Promise(() => {}));
+  hanging.patience = 0;
+  const tickets = hanging.tickets();
+  await tickets.watch('a');
+  assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'free');
+  down = true;
+  await terminate();
+  const giving = new AbortController();
+  const aborted = assert.rejects(tickets.next({ signal: giving.signal }), Cancelled);
+  await sleep(0);
+  giving.abort();
+  await aborted;
+};
+
+tests['tickets: an enqueue returns its ticket although the first look at it fails'] = async () => {
+  let refusals = 1;
+  const failing = passing('dlock_wait', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });
+  const tickets = failing.tickets();
+  const ticket = await tickets.enqueue('a');
+  assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'a', ticket });
+  await tickets.close();
 };
 
 tests['a timeout and an interval that are longer than a timer can wait'] = async () => {
@@ -725,12 +784,66 @@ tests['a timeout and an interval that are longer than a timer can wait'] = async
   process.on('warning', note);
   await other.query("ALTER ROLE app SET dlock.max_ttl TO '100d'");
   await locks.lock('a', { timeout: 30 * day, ttl: 90 * day }).run(async (lock) => {
-    lock.heart.owe(['SELECT true', []]);
+    lock.heart.owe(['SELECT NULL', []]);
     await until(() => !lock.heart.owed.size, 'the heartbeat');
   });
   await other.query('ALTER ROLE app RESET dlock.max_ttl');
   process.off('warning', note);
   assert.deepEqual(warnings, []);
+};
+
+tests['acquireAll: a request that goes on after its end leaves nothing'] = async () => {
+  // The server does not notice the end of a connection through this proxy, and no cancel arrives there.
+  const kept = [];
+  const proxy = createServer((socket) => {
+    const server = connect(`${other.host}/.s.PGSQL.${other.port}`);
+    kept.push(server);
+    socket.on('error', () => {}).pipe(server, { end: false });
+    server.on('error', () => {}).pipe(socket);
+  }).listen(0, '127.0.0.1');
+  await once(proxy, 'listening');
+  const stubborn = new Locks(async () => {
+    const connection = new pg.Client({ host: '127.0.0.1', port: proxy.address().port });
+    await connection.connect();
+    return Object.assign(connection, { port: 1 });
+  }, { patience });
+  await stubborn.lease(KEPT).run(async (lease) => {
+    await busy('b', async () => {
+      await busy('a', async () => {
+        const giving = new AbortController();
+        const waiting = assert.rejects(lease.acquireAll(['a', 'b'], { signal: giving.signal }), Cancelled);
+        await waits('a');
+        giving.abort();
+        await waiting;
+        await assert.rejects(lease.acquireAll(['b']), WrongState);
+        await untilRenewed(lease.id);
+        await untilRenewed(lease.id);
+      });
+      await until(async () => !lease.heart.owed.size
+        || await admin("SELECT count(*) = 2 FROM dlock_locks WHERE name = 'b'"), 'the session to go on');
+    });
+    await until(async () => !lease.heart.owed.size && await isFree('b'));
+  });
+  for (const server of kept) server.destroy();
+  proxy.close();
+};
+
+tests['acquireAll: a cancel after the answer, or without a connection, leaves nothing in the heart'] = async () => {
+  const giving = new AbortController();
+  let down = false;
+  const failing = passing('dlock_lease_acquire_all', () => giving.abort(), () => {
+    if (down) throw new ConnectionLost('refused');
+  });
+  await failing.lease(KEPT).run(async (lease) => {
+    await assert.rejects(lease.acquireAll(['a', 'b'], { signal: giving.signal }), Cancelled);
+    assert.equal(lease.heart.members.size, 1);
+    await until(() => !lease.heart.owed.size);
+    failing.patience = 0;
+    down = true;
+    await assert.rejects(lease.acquireAll(['a', 'b']), ConnectionLost);
+    assert.equal(lease.heart.owed.size, 0);
+    down = false;
+  });
 };
 
 tests['acquireAll: each is released by itself'] = async () => {
@@ -754,6 +867,7 @@ tests['acquireAll: each is released by itself'] = async () => {
     await assert.rejects(calls.releaseTicket(fence), LockLost);
   }
   assert.equal(await calls.renew(1), undefined);
+  for (const ttl of [99, NaN, Infinity, '1800000']) await assert.rejects(calls.renew(1, ttl), BadArgument);
 };
 
 for (const [title, test] of Object.entries(tests)) {
