@@ -605,6 +605,7 @@ export class Election {
           await sleep(waiting.next().value, undefined, { signal }).catch(() => {});
           continue;
         }
+        if (error instanceof LockLost && !leads) continue;
         // an error of the work, or a loss after its end
         const told = error instanceof LockLost || error?.name === 'AbortError';
         if (!lock.lost.aborted || !told) throw error;

@@ -828,6 +828,12 @@ tests['acquireAll: a request that goes on after its end leaves nothing'] = async
   proxy.close();
 };
 
+tests['an election campaigns again if its lock is lost before the acquire ends'] = async () => {
+  let losses = 1;
+  const losing = passing('dlock_ttl_acquire', () => { if (losses-- > 0) throw new LockLost('lost', '55L01'); });
+  assert.equal(await losing.election('a').run(() => 'led'), 'led');
+};
+
 tests['acquireAll: a cancel after the answer, or without a connection, leaves nothing in the heart'] = async () => {
   const giving = new AbortController();
   let down = false;

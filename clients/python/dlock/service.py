@@ -159,7 +159,7 @@ class Election:
                     done = True
                 return result
             except LockLost:
-                if not lock.lost:       # the work has lost another lock
+                if leads and not lock.lost:     # the work has lost another
                     raise
             except (ConnectionLost, NotPrimary):
                 if done:                # while leading; the lock expires
@@ -196,7 +196,7 @@ class AsyncElection:
                     done = True
                 return result
             except LockLost:
-                if not lock.lost:       # the work has lost another lock
+                if leads and not lock.lost:     # the work has lost another
                     raise
             except (ConnectionLost, NotPrimary):
                 if done:                # while leading; the lock expires

@@ -39,8 +39,11 @@ public final class Election {
                 result = lead(work, held);
                 done = true;
                 return result;
-            } catch (DlockException.LockLost | InterruptedException error) {
-                if (!lock.lost().isSet())       // the work has lost another lock, or other code has interrupted it
+            } catch (DlockException.LockLost error) {
+                if (leads && !lock.lost().isSet())      // the work has lost another lock
+                    throw error;
+            } catch (InterruptedException error) {
+                if (!lock.lost().isSet())       // other code has interrupted it
                     throw error;
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
                 if (done)                       // while leading; the lock expires
