@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from .callers import (
     OBEY, UNDO, Asyncio, Blocking, Caller, Statement, both, cancel, cut,
-    execute, run, settle)
+    execute, forking, run, settle)
 from .calls import Executor
 from .drivers import Psycopg2
 from .errors import (
@@ -47,9 +46,9 @@ class Kept(Caller):
     def __init__(self) -> None:
         self.lost = self._new_lost()
         self._state = NONE
-        self._pid = os.getpid()     # a child process holds nothing
         self._mutex = threading.Lock()
         self._renewals: list[object] = []   # calls of renew(); the first works
+        forking.add(self)
 
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
@@ -63,7 +62,6 @@ class Kept(Caller):
         self._heart.start(line.source, isinstance(self, Asyncio))
 
     def _turn(self, before: str, after: str) -> None:
-        self._look()
         with self._mutex:
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
@@ -96,16 +94,13 @@ class Kept(Caller):
     def _look(self) -> None:
         if self._heart:
             self._heart.look()
-        if self._pid != os.getpid():
-            self._forked()
 
     def _forked(self) -> None:
-        """Forgets the work of the parent process."""
-        held = self._state == 'held'
+        """A child process holds nothing."""
+        if self._state != NONE and self.lost.reason is None:
+            self.lost.reason = 'the parent process has it'
         self._mutex, self._renewals = threading.Lock(), []
-        self._state, self._pid = NONE, os.getpid()
-        if held:
-            self.lost.set('the parent process has it')
+        self._state = NONE
 
     async def _ask(self, statement: Statement) -> tuple[Any, float]:
         """Executes a call for a held lock, or for an open lease.  Returns the
@@ -336,9 +331,9 @@ class BaseLease(Kept, Generic[LockT]):
         is closed already.  If an open is in progress, waits for its end; but
         in a signal handler that interrupts the open, raises WrongState."""
         waiting = pauses()
-        while (self._state == 'asked for' and self._pid == os.getpid()
-                and (isinstance(self, Asyncio)
-                     or self._thread != threading.get_ident())):
+        while (self._state == 'asked for'
+               and (isinstance(self, Asyncio)
+                    or self._thread != threading.get_ident())):
             await settle(self.sleep(next(waiting)))
         if self._state != NONE:
             await self._in_turn('held', 'being released',
@@ -457,7 +452,6 @@ class BaseLock(Kept):
     @both
     async def is_held(self) -> bool:
         """Asks the server.  The answer can be outdated; to be sure, guard."""
-        self._look()
         if self._state != 'held' or self.lost:
             return False
         lease = None

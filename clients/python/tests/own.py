@@ -1115,6 +1115,9 @@ class Rest(StackTest, unittest.TestCase):
             child = os.fork()
             if not child:
                 try:
+                    # before any call, which two threads may make
+                    self.assertEqual(lock._state, 'not held')
+                    self.assertIsNone(lease._line.connection)
                     with self.assertRaises(dlock.LockLost):
                         tickets.next(0)
                     tickets.close()
