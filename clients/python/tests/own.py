@@ -1068,6 +1068,24 @@ class Rest(StackTest, unittest.TestCase):
             tickets.release(ticket)
             self.assertTrue(is_free('a'))
 
+    def test_enqueue_unconfirmed(self):
+        """Tickets: an enqueue returns before it is known to be granted"""
+        with self.locks.lease(60) as lease:
+            for options in {}, {'lease': lease}:
+                with dlock.Tickets(self.locks, **options) as tickets:
+                    with Holder('a'):
+                        with interrupted(tickets, '_confirm'):
+                            waits = tickets.enqueue('a')
+                            held = tickets.enqueue('b')
+                        self.assertEqual(
+                            tickets.next(0)[:3], ('granted', 'b', held))
+                        self.assertIsNone(tickets.next(0))
+                    self.assertEqual(
+                        tickets.next(TIMEOUT)[:3], ('granted', 'a', waits))
+                    self.assertIsNone(tickets.next(0))
+                    tickets.release(waits)
+                    tickets.release(held)
+
     def test_release_refused(self):
         """a release that a failed transaction refuses can be repeated"""
         with psycopg.connect('', autocommit=True) as db:
