@@ -478,17 +478,21 @@ class BaseLock(Kept):
         self._asked, self._under = '', None
         self._doubt = False     # of the attempt over the lease's connection
         self._line.late = None
-        began = now()
+        turn, began = self._state, now()
         try:
             fence = await self._take()
             self._observe_hold(began)
             self._state = 'held'
         except BaseException as error:
             try:
-                await self.through(self._undo(error))
+                with suppress(Error):
+                    await self.through(self._undo(error))
             finally:
                 self._observe('failed', began, error)
             raise
+        finally:
+            if self._state is turn:     # the undo failed, or was interrupted
+                await self.through(self._give_up())
         return fence
 
     def _observe(self, what: str, since: float,
@@ -598,7 +602,7 @@ class BaseLock(Kept):
 
     async def _undo(self, error: BaseException) -> None:
         """Undoes an interrupted request, which the server may have executed.
-        If that fails, the heartbeat of a Lease undoes it later."""
+        Ends the call's turn as its last act."""
         line, until = self._line, now() + UNDO
         if self._heart:
             self._heart.remove(self.lost, not self._lease)
@@ -611,23 +615,33 @@ class BaseLock(Kept):
             self.fence or not isinstance(error, Error)
             or isinstance(error, QuorumLate)
             or line.doubt or self._doubt)
-        request = self._request()
-        try:
-            await line.close()
-            if not unsure:
-                return
+        await line.close()
+        if unsure:
             line.opened, line.fixed, waiting = None, False, pauses()
-            while await line.ask(request, until) is False:
+            while await line.ask(self._request(), until) is False:
                 if now() >= until:
                     raise ConnectionLost('its session goes on waiting')
                 await settle(self.sleep(next(waiting)))
-        except BaseException as failure:
-            if self._under:
-                self._under.owe(request)
-            if not isinstance(failure, Error):  # else owed, or expires
-                raise
-        finally:
             await line.close()
+        self._state = NONE
+
+    async def _give_up(self) -> None:
+        """Leaves an unfinished undo or release to the heartbeat of the Lease;
+        other leases expire.  Closes the program's own connection, which may
+        have the lock."""
+        line = self._line
+        try:
+            if self._under:
+                self._under.owe(self._request())
+            elif self.scope == 'session' and line.given and (
+                    self.fence or line.late):
+                await settle(line.connection.close())
+        finally:
+            try:
+                if self._heart:
+                    self._heart.remove(self.lost, not self._lease)
+            finally:
+                await line.close()
 
     @both
     async def release(self) -> None:
@@ -643,7 +657,7 @@ class BaseLock(Kept):
         fails, the heartbeat of the Lease repeats the release.  If a
         release over the program's own connection is refused, the lock stays
         held; if it is interrupted, closes the connection."""
-        lease, heart, mine, after = self._lease, self._heart, False, NONE
+        lease, mine, after = self._lease, False, NONE
         try:
             if lease:
                 mine = await settle(self.hold(lease._free, GRACE))
@@ -653,16 +667,10 @@ class BaseLock(Kept):
         except LockLost:
             raise
         except BaseException as error:
-            try:
-                if lease and heart:
-                    heart.owe(self._request())
-                elif self._line.given and not isinstance(error, Error):
-                    await settle(self._line.connection.close())
-                elif self._line.given:
-                    after = 'held'
-            finally:
-                if heart:
-                    heart.remove(self.lost, not lease)
+            if self._line.given and isinstance(error, Error):
+                after = 'held'
+            else:
+                await self._give_up()
             raise
         finally:
             try:

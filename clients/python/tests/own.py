@@ -908,6 +908,37 @@ class Rest(StackTest, unittest.TestCase):
                 with lock:
                     lock.check()
 
+    def test_undo_interrupted(self):
+        """a second signal comes before or in the undo of a request"""
+        with self.locks.lease(60) as lease:
+            for make in (lambda: self.locks.lock('a'),
+                         lambda: self.locks.lock('a', ttl=60),
+                         lambda: lease.lock('a'), self.own):
+                for name in '_undo', 'ask':
+                    lock = make()
+                    ask = lock.ask
+
+                    async def asks(connection, statement, *values):
+                        if 'dlock_release_ticket' in statement[0]:
+                            raise InterruptedError('by the test')
+                        return await ask(connection, statement, *values)
+
+                    second = mock.patch.object(
+                        lock, name, asks if name == 'ask' else mock.Mock(
+                            side_effect=InterruptedError('by the test')))
+                    with interrupted(lock, '_observe_hold'), second:
+                        with self.assertRaises(InterruptedError):
+                            lock.acquire()
+                    self.assertEqual(lock._state, 'not held')
+                    if lock.ttl:
+                        self.assertTrue(lock._heart.over)
+                        admin(f'SELECT dlock_force_close({lock.fence})')
+                    until_free('a')
+
+    @staticmethod
+    def own():
+        return dlock.Lock(psycopg.connect('', autocommit=True), 'a')
+
     def test_release_interrupted(self):
         """signal handlers raise in a release, of a lock of a lease"""
         with self.locks.lease(60) as lease:
