@@ -20,6 +20,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import (
     Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload)
+from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -35,6 +36,18 @@ Statement = tuple[str, tuple[Any, ...]]
 # Seconds for a canceled statement to end, and for its request to be undone
 OBEY = 1.0
 UNDO = 2.0
+
+# Objects with a method _forked(), which forgets the parent's work.  A child
+# calls it before it has other threads.
+forking = WeakSet[Any]()
+
+
+def _forked() -> None:
+    for one in list(forking):
+        one._forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

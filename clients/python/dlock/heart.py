@@ -128,13 +128,9 @@ _watching = False
 
 
 def _forked() -> None:
-    """A child has no threads, and holds none of the parent's locks."""
+    """A child has no threads."""
     global _changed, _watching
     _changed, _watching = threading.Condition(), False
-    for pulse in _pulses.values():
-        for heart in pulse.hearts:
-            for lost in heart.members:
-                lost.reason = lost.reason or 'the parent process has it'
     _pulses.clear()
     _untold.clear()
 

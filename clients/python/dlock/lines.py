@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,7 +10,7 @@ from datetime import timedelta
 from threading import Timer
 from typing import Any
 
-from .callers import Caller, Statement, cut, execute, settle
+from .callers import Caller, Statement, cut, execute, forking, settle
 from .drivers import is_idle
 from .errors import (
     Cancelled, ConnectionLost, Error, LockLost, NotPrimary, QuorumLate)
@@ -89,7 +88,6 @@ class Line:
         self.caller, self.source, self.patience = caller, source, patience
         self.name, self.given, self.connection = name, given, given
         self.loan: Loan | None = None
-        self._pid = os.getpid()
         # what to clean before a connection returns to a pool: a session's
         # locks, a setting, a handler
         self.session = self.checked = False
@@ -99,6 +97,7 @@ class Line:
         self.sent = 0.0     # the time before the last statement was sent
         self.doubt = False  # may an earlier attempt have been executed?
         self.late: Any = None   # the last result, also if interrupted
+        forking.add(self)
 
     async def ask(self, statement: Statement | Callable[[], Statement],
                   until: float = float('inf'), limit: float | None = GRACE,
@@ -110,7 +109,6 @@ class Line:
         # a variable, because another call over this line resets the attribute
         doubt = self.doubt = False
         self.late = None
-        self._look()
         longest = float('inf') if limit is None else limit
         end = min(until, now() + self.patience)
         waiting = pauses()
@@ -163,13 +161,11 @@ class Line:
             with cut_at(self.connection, now() + GRACE):
                 await self.opened()
 
-    def _look(self) -> None:
+    def _forked(self) -> None:
         """Lets a child process connect anew."""
-        if self._pid != os.getpid():
-            if self.loan:
-                _inherited.append(self.loan)
-            self.loan, self.connection = None, self.given
-            self._pid = os.getpid()
+        if self.loan:
+            _inherited.append(self.loan)
+        self.loan, self.connection = None, self.given
 
     @property
     def pooled(self) -> bool:
@@ -178,7 +174,6 @@ class Line:
     async def close(self, good: bool = True) -> None:
         """Returns a clean connection to the pool; if it may not be clean,
         closes it."""
-        self._look()
         if self.loan is None:
             return
         loan, self.loan, self.connection = self.loan, None, None

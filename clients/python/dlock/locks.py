@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from .callers import (
     OBEY, UNDO, Asyncio, Blocking, Caller, Statement, both, cancel, cut,
-    execute, run, settle)
+    execute, forking, run, settle)
 from .calls import Executor
 from .drivers import Psycopg2
 from .errors import (
@@ -47,9 +46,9 @@ class Kept(Caller):
     def __init__(self) -> None:
         self.lost = self._new_lost()
         self._state = NONE
-        self._pid = os.getpid()     # a child process holds nothing
         self._mutex = threading.Lock()
         self._renewals: list[object] = []   # calls of renew(); the first works
+        forking.add(self)
 
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
@@ -63,7 +62,6 @@ class Kept(Caller):
         self._heart.start(line.source, isinstance(self, Asyncio))
 
     def _turn(self, before: str, after: str) -> None:
-        self._look()
         with self._mutex:
             if self._state != before:
                 raise WrongState(f'{self} is {self._state}', '55000')
@@ -96,16 +94,13 @@ class Kept(Caller):
     def _look(self) -> None:
         if self._heart:
             self._heart.look()
-        if self._pid != os.getpid():
-            self._forked()
 
     def _forked(self) -> None:
-        """Forgets the work of the parent process."""
-        held = self._state == 'held'
+        """A child process holds nothing."""
+        if self._state != NONE and self.lost.reason is None:
+            self.lost.reason = 'the parent process has it'
         self._mutex, self._renewals = threading.Lock(), []
-        self._state, self._pid = NONE, os.getpid()
-        if held:
-            self.lost.set('the parent process has it')
+        self._state = NONE
 
     async def _ask(self, statement: Statement) -> tuple[Any, float]:
         """Executes a call for a held lock, or for an open lease.  Returns the
@@ -336,9 +331,9 @@ class BaseLease(Kept, Generic[LockT]):
         is closed already.  If an open is in progress, waits for its end; but
         in a signal handler that interrupts the open, raises WrongState."""
         waiting = pauses()
-        while (self._state == 'asked for' and self._pid == os.getpid()
-                and (isinstance(self, Asyncio)
-                     or self._thread != threading.get_ident())):
+        while (self._state == 'asked for'
+               and (isinstance(self, Asyncio)
+                    or self._thread != threading.get_ident())):
             await settle(self.sleep(next(waiting)))
         if self._state != NONE:
             await self._in_turn('held', 'being released',
@@ -457,7 +452,6 @@ class BaseLock(Kept):
     @both
     async def is_held(self) -> bool:
         """Asks the server.  The answer can be outdated; to be sure, guard."""
-        self._look()
         if self._state != 'held' or self.lost:
             return False
         lease = None
@@ -484,17 +478,21 @@ class BaseLock(Kept):
         self._asked, self._under = '', None
         self._doubt = False     # of the attempt over the lease's connection
         self._line.late = None
-        began = now()
+        turn, began = self._state, now()
         try:
             fence = await self._take()
             self._observe_hold(began)
             self._state = 'held'
         except BaseException as error:
             try:
-                await self.through(self._undo(error))
+                with suppress(Error):
+                    await self.through(self._undo(error))
             finally:
                 self._observe('failed', began, error)
             raise
+        finally:
+            if self._state is turn:     # the undo failed, or was interrupted
+                await self.through(self._give_up())
         return fence
 
     def _observe(self, what: str, since: float,
@@ -604,7 +602,7 @@ class BaseLock(Kept):
 
     async def _undo(self, error: BaseException) -> None:
         """Undoes an interrupted request, which the server may have executed.
-        If that fails, the heartbeat of a Lease undoes it later."""
+        Ends the call's turn as its last act."""
         line, until = self._line, now() + UNDO
         if self._heart:
             self._heart.remove(self.lost, not self._lease)
@@ -617,23 +615,33 @@ class BaseLock(Kept):
             self.fence or not isinstance(error, Error)
             or isinstance(error, QuorumLate)
             or line.doubt or self._doubt)
-        request = self._request()
-        try:
-            await line.close()
-            if not unsure:
-                return
+        await line.close()
+        if unsure:
             line.opened, line.fixed, waiting = None, False, pauses()
-            while await line.ask(request, until) is False:
+            while await line.ask(self._request(), until) is False:
                 if now() >= until:
                     raise ConnectionLost('its session goes on waiting')
                 await settle(self.sleep(next(waiting)))
-        except BaseException as failure:
-            if self._under:
-                self._under.owe(request)
-            if not isinstance(failure, Error):  # else owed, or expires
-                raise
-        finally:
             await line.close()
+        self._state = NONE
+
+    async def _give_up(self) -> None:
+        """Leaves an unfinished undo or release to the heartbeat of the Lease;
+        other leases expire.  Closes the program's own connection, which may
+        have the lock."""
+        line = self._line
+        try:
+            if self._under:
+                self._under.owe(self._request())
+            elif self.scope == 'session' and line.given and (
+                    self.fence or line.late):
+                await settle(line.connection.close())
+        finally:
+            try:
+                if self._heart:
+                    self._heart.remove(self.lost, not self._lease)
+            finally:
+                await line.close()
 
     @both
     async def release(self) -> None:
@@ -649,7 +657,7 @@ class BaseLock(Kept):
         fails, the heartbeat of the Lease repeats the release.  If a
         release over the program's own connection is refused, the lock stays
         held; if it is interrupted, closes the connection."""
-        lease, heart, mine, after = self._lease, self._heart, False, NONE
+        lease, mine, after = self._lease, False, NONE
         try:
             if lease:
                 mine = await settle(self.hold(lease._free, GRACE))
@@ -659,16 +667,10 @@ class BaseLock(Kept):
         except LockLost:
             raise
         except BaseException as error:
-            try:
-                if lease and heart:
-                    heart.owe(self._request())
-                elif self._line.given and not isinstance(error, Error):
-                    await settle(self._line.connection.close())
-                elif self._line.given:
-                    after = 'held'
-            finally:
-                if heart:
-                    heart.remove(self.lost, not lease)
+            if self._line.given and isinstance(error, Error):
+                after = 'held'
+            else:
+                await self._give_up()
             raise
         finally:
             try:

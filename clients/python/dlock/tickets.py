@@ -75,13 +75,15 @@ class BaseTickets(Caller):
                     f'"{name}" is being taken back from this owner', '55000')
             try:
                 ticket: int = await self._line.ask(request)
+                # next() asks without waiting for the server's notification
+                self._heard.append(
+                    {'event': 'granted', 'lock': name, 'ticket': ticket})
                 self._requests[ticket] = name, request, undo
             except BaseException as error:
                 if heart and undo and self._line.unsure(error) and all(
                         undo != known for *_, known in self._requests.values()):
                     heart.owe(undo)
                 raise
-            await self._confirm(ticket)
             return ticket
 
     @both

@@ -908,6 +908,37 @@ class Rest(StackTest, unittest.TestCase):
                 with lock:
                     lock.check()
 
+    def test_undo_interrupted(self):
+        """a second signal comes before or in the undo of a request"""
+        with self.locks.lease(60) as lease:
+            for make in (lambda: self.locks.lock('a'),
+                         lambda: self.locks.lock('a', ttl=60),
+                         lambda: lease.lock('a'), self.own):
+                for name in '_undo', 'ask':
+                    lock = make()
+                    ask = lock.ask
+
+                    async def asks(connection, statement, *values):
+                        if 'dlock_release_ticket' in statement[0]:
+                            raise InterruptedError('by the test')
+                        return await ask(connection, statement, *values)
+
+                    second = mock.patch.object(
+                        lock, name, asks if name == 'ask' else mock.Mock(
+                            side_effect=InterruptedError('by the test')))
+                    with interrupted(lock, '_observe_hold'), second:
+                        with self.assertRaises(InterruptedError):
+                            lock.acquire()
+                    self.assertEqual(lock._state, 'not held')
+                    if lock.ttl:
+                        self.assertTrue(lock._heart.over)
+                        admin(f'SELECT dlock_force_close({lock.fence})')
+                    until_free('a')
+
+    @staticmethod
+    def own():
+        return dlock.Lock(psycopg.connect('', autocommit=True), 'a')
+
     def test_release_interrupted(self):
         """signal handlers raise in a release, of a lock of a lease"""
         with self.locks.lease(60) as lease:
@@ -1068,6 +1099,24 @@ class Rest(StackTest, unittest.TestCase):
             tickets.release(ticket)
             self.assertTrue(is_free('a'))
 
+    def test_enqueue_unconfirmed(self):
+        """Tickets: an enqueue returns before it is known to be granted"""
+        with self.locks.lease(60) as lease:
+            for options in {}, {'lease': lease}:
+                with dlock.Tickets(self.locks, **options) as tickets:
+                    with Holder('a'):
+                        with interrupted(tickets, '_confirm'):
+                            waits = tickets.enqueue('a')
+                            held = tickets.enqueue('b')
+                        self.assertEqual(
+                            tickets.next(0)[:3], ('granted', 'b', held))
+                        self.assertIsNone(tickets.next(0))
+                    self.assertEqual(
+                        tickets.next(TIMEOUT)[:3], ('granted', 'a', waits))
+                    self.assertIsNone(tickets.next(0))
+                    tickets.release(waits)
+                    tickets.release(held)
+
     def test_release_refused(self):
         """a release that a failed transaction refuses can be repeated"""
         with psycopg.connect('', autocommit=True) as db:
@@ -1115,6 +1164,9 @@ class Rest(StackTest, unittest.TestCase):
             child = os.fork()
             if not child:
                 try:
+                    # before any call, which two threads may make
+                    self.assertEqual(lock._state, 'not held')
+                    self.assertIsNone(lease._line.connection)
                     with self.assertRaises(dlock.LockLost):
                         tickets.next(0)
                     tickets.close()
