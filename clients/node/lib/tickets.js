@@ -32,6 +32,7 @@ export class Tickets {
   #tail = Promise.resolve();
   #waking = new Set();
   #closed = false;
+  #gone; // a loss that nobody has heard
 
   constructor(locks, { lease, near = '' } = {}) {
     this.#locks = locks;
@@ -59,7 +60,10 @@ export class Tickets {
         throw error;
       }
       this.#requests.set(ticket, place);
-      await this.#confirm(ticket).catch(() => { this.#round = now(); }); // next() looks again
+      await this.#confirm(ticket).catch(() => { // next() looks again
+        this.#round = now();
+        this.#wake();
+      });
       return ticket;
     });
   }
@@ -107,7 +111,19 @@ export class Tickets {
     const until = now() + timeout;
     for (;;) {
       if (signal?.aborted) throw cancelled(signal);
-      await inTime(this.#alone(() => this.#listen()), () => {}, { until: until + GRACE, signal });
+      const heard = this.#alone(async () => {
+        const gone = this.#gone;
+        this.#gone = undefined;
+        if (gone) throw gone;
+        await this.#listen();
+      });
+      try {
+        await inTime(heard, () => {}, { until: until + GRACE, signal });
+      } catch (error) {
+        // a loss that comes after this wait is for the next call
+        heard.catch((late) => { if (late !== error && late instanceof LockLost) this.#gone = late; });
+        throw error;
+      }
       const event = this.#events.shift();
       if (event || now() >= until) return event;
       await this.#news(Math.min(this.#round, until) - now(), signal);

@@ -768,6 +768,22 @@ tests['tickets: a wait ends although no connection is made'] = async () => {
   await aborted;
 };
 
+tests['tickets: a loss that nobody has waited for is told to the next call'] = async () => {
+  let stuck, asked;
+  const tickets = passing('dlock_wait', () => stuck && new Promise(() => { asked = true; })).tickets();
+  await tickets.enqueue('a');
+  assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'granted');
+  await busy('b', () => tickets.enqueue('b'));
+  stuck = true;
+  const giving = new AbortController();
+  const aborted = assert.rejects(tickets.next({ signal: giving.signal }), Cancelled);
+  await until(() => asked);
+  giving.abort();
+  await aborted;
+  await terminate();
+  await assert.rejects(tickets.next({ timeout: TIMEOUT }), LockLost);
+};
+
 tests['tickets: an enqueue returns its ticket although the first look at it fails'] = async () => {
   let refusals = 1;
   const failing = passing('dlock_wait', () => { if (refusals-- > 0) throw new Cancelled('refused', '57014'); });

@@ -4,6 +4,7 @@ import java.lang.reflect.Proxy;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
+import java.sql.Statement;
 import java.time.Duration;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -497,6 +498,33 @@ final class More extends Stack {
         }
     }
 
+    static void electionOfLease() throws Exception {
+        Lease lease = locks.lease(LONG).interval(BEAT).open();
+        Election election = new Election(lease.lock("plain"));
+        fails(DlockException.LockLost.class, () -> result(aside(() -> election.run(held -> {
+            admin("SELECT dlock_force_close(?)", lease.id());
+            until(() -> lease.lost().isSet());
+            held.check();
+            return null;
+        }))));
+    }
+
+    static void releaseRefused() throws Exception {
+        try (Tickets tickets = new Tickets(locks); Connection other = DriverManager.getConnection(url("MAIN", "admin"));
+                Statement change = other.createStatement()) {
+            long ticket = tickets.enqueue("plain");
+            same(tickets.next(PATIENCE).event(), "granted");
+            change.execute("REVOKE EXECUTE ON FUNCTION dlock_release_ticket FROM PUBLIC");
+            try {
+                fails(DlockException.NotAllowed.class, () -> tickets.release(ticket));
+            } finally {
+                change.execute("GRANT EXECUTE ON FUNCTION dlock_release_ticket TO PUBLIC");
+            }
+            tickets.release(ticket);
+            same(isFree("plain"), true);
+        }
+    }
+
     static void guards() throws Exception {
         try (Lock lock = locks.lock("guarded").ttl(LONG).acquire();
                 Connection db = DriverManager.getConnection(MAIN)) {
@@ -654,6 +682,8 @@ final class More extends Stack {
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
         test("an election that is lost at once campaigns again", More::electionLostAtOnce);
+        test("an election ends with the lease of its lock", More::electionOfLease);
+        test("a ticket stays when its release is refused", More::releaseRefused);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
         test("a lock of a thread, as in java.util.concurrent", More::threads);

@@ -40,7 +40,8 @@ public final class Election {
                 done = true;
                 return result;
             } catch (DlockException.LockLost error) {
-                if (leads && !lock.lost().isSet())      // the work has lost another lock
+                // the work has lost another lock, or the lock's Lease is over
+                if (leads && !lock.lost().isSet() || lock.leaseIsLost())
                     throw error;
             } catch (InterruptedException error) {
                 if (!lock.lost().isSet())       // other code has interrupted it

@@ -195,6 +195,8 @@ public final class Lock extends Kept<Lock> {
 
     String asked() { return asked; }
 
+    boolean leaseIsLost() { return lease != null && lease.lost().isSet(); }
+
     /** Refuses a request while the heartbeat still undoes an earlier one of its owner. */
     void checkOwed(Heart beats) throws DlockException {
         if (beats.owes(names, asked))

@@ -9,7 +9,7 @@ import javax.sql.DataSource;
 
 /** The source of connections: a URL, or a DataSource of the program, which gives each connection */
 record Source(String url, DataSource pool) {
-    /** The patience is the time for an answer: of each host of a URL, or over the one that a DataSource gives. */
+    /** The patience is the time for an answer, which the hosts of a URL share. */
     Loan connect(String name, long patience) throws DlockException {
         return pool == null ? Loan.own(connectTo(name, patience)) : Loan.borrow(pool, name, patience);
     }
@@ -17,11 +17,13 @@ record Source(String url, DataSource pool) {
     /** The timeouts are for the connect.  Afterwards, an answer may take any time. */
     private Connection connectTo(String name, long patience) throws DlockException {
         Properties defaults = new Properties();
-        String seconds = String.valueOf(Math.max(1, Math.min(10, TimeUnit.NANOSECONDS.toSeconds(patience))));
+        int hosts = url.replaceFirst("[^/]*(//([^/?]*))?.*", "$2").split(",").length;
+        long share = TimeUnit.NANOSECONDS.toSeconds(patience) / hosts;
+        String seconds = String.valueOf(Math.max(1, Math.min(10, share)));
         defaults.putAll(Map.of("ApplicationName", name, "assumeMinServerVersion", "15", "prepareThreshold", "0",
                 "tcpKeepAlive", "true", "connectTimeout", seconds, "socketTimeout", seconds,
                 "cancelSignalTimeout", "1"));
-        if (url.matches("[^/]*//[^/?]*,.*"))
+        if (hosts > 1)
             defaults.put("targetServerType", "primary");
         Connection connection = null;
         try {

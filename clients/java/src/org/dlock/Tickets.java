@@ -28,14 +28,8 @@ public final class Tickets implements AutoCloseable {
             return heart == other.heart && name.equals(other.name) && owner.equals(other.owner);
         }
 
-        /** Lets the heartbeat of the lease undo it if the server may have executed the call that failed. */
-        boolean giveBack(DlockException error) {
-            boolean unsure = heart != null && (error instanceof DlockException.ConnectionLost
-                    || error instanceof DlockException.NotPrimary || error instanceof DlockException.QuorumLate);
-            if (unsure)
-                heart.owe(Collections.singletonList(name), owner);
-            return unsure;
-        }
+        /** Lets the heartbeat of the lease undo it. */
+        void giveBack() { heart.owe(Collections.singletonList(name), owner); }
     }
 
     private final Locks locks;
@@ -47,6 +41,7 @@ public final class Tickets implements AutoCloseable {
     private final Set<Long> granted = new HashSet<>();
     private final Set<String> watched = new HashSet<>();
     private long round = Clock.now() + ROUND;
+    private boolean again;      // is the last call being repeated?
 
     /** Tickets of the session, which end with the connection */
     public Tickets(Locks locks) { this(locks, ""); }
@@ -117,13 +112,21 @@ public final class Tickets implements AutoCloseable {
 
     /** Executes a call, and once more over another connection if the first one breaks. */
     private Object ask(Line.Call call) throws DlockException {
+        again = false;
         Connection first = session();
         try {
             return Line.ask(first, call);
         } catch (DlockException.ConnectionLost error) {
             broken();
+            again = true;
             return Line.ask(session(), call);
         }
+    }
+
+    /** May the server have executed the call that failed? */
+    private boolean isUnsure(DlockException error) {
+        return again || error instanceof DlockException.ConnectionLost || error instanceof DlockException.NotPrimary
+                || error instanceof DlockException.QuorumLate || error instanceof DlockException.Cancelled;
     }
 
     /** Returns the ticket, which is the fence once it is granted. */
@@ -145,8 +148,10 @@ public final class Tickets implements AutoCloseable {
         try {
             return enqueue(request);
         } catch (DlockException error) {
-            if (!ours && request.giveBack(error))
+            if (!ours && isUnsure(error)) {
                 requests.values().remove(request);
+                request.giveBack();
+            }
             throw error;
         }
     }
@@ -238,17 +243,28 @@ public final class Tickets implements AutoCloseable {
             events.add(new Event(event, request.name, ticket, Map.of()));
     }
 
-    /** After an error other than LockLost, the heartbeat of a lease repeats the release. */
+    /**
+     * After an error other than LockLost, the heartbeat of a lease repeats the release.  A ticket of the session can be
+     * released again.
+     */
     public void release(long ticket) throws DlockException {
-        granted.remove(ticket);
+        boolean holds = granted.remove(ticket);
         Request request = requests.remove(ticket);
         if (request == null)
             throw new DlockException.LockLost("ticket " + ticket + " is not ours");
         try {
             if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
                 throw new DlockException.LockLost("ticket " + ticket + " was lost");
+        } catch (DlockException.LockLost error) {
+            throw error;
         } catch (DlockException error) {
-            request.giveBack(error);
+            if (lease != null) {
+                request.giveBack();
+            } else if (!(error instanceof DlockException.ConnectionLost)) {
+                requests.put(ticket, request);
+                if (holds)
+                    granted.add(ticket);
+            }
             throw error;
         }
     }
