@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import unittest
@@ -1230,6 +1231,28 @@ class Rest(StackTest, unittest.TestCase):
             lease._heart.change(3600, 1200)
             self.assertLessEqual(lease._heart.life, 30)
             self.assertEqual(lease._heart.interval, 10)
+
+    def test_connecting(self):
+        """the watcher limits a heartbeat that was connecting, too"""
+        until(lambda: not dlock.heart._watching)
+        one, two = socket.socketpair()
+        pulse = mock.Mock(hearts=[], asked=0.0)
+        pulse.line.connection, pulse.line.sent = None, 0.0
+        pulse.shortest.return_value = 0
+        pulses, asked = {None: pulse}, []
+
+        def wait(seconds):
+            asked.append(pulse.asked)
+            self.assertGreater(seconds, 0)
+            pulse.line.connection = one
+            if pulse.asked is None:
+                pulses.clear()
+
+        with one, two, mock.patch.object(dlock.heart, '_pulses', pulses), \
+                mock.patch.object(dlock.heart._changed, 'wait', wait):
+            dlock.heart._watch()
+            self.assertEqual(asked, [0.0, None])
+            self.assertEqual(two.recv(1), b'')
 
     def test_change(self):
         """downgrade, set_info and is_held in transaction scope"""
