@@ -244,12 +244,12 @@ class Heart:
                 self.lose('its deadline has passed')
 
     def lose(self, reason: str) -> None:
-        """Caller holds _changed."""
-        self.over = True
+        """Caller holds _changed, and repeats this if it is interrupted."""
         if self.pulse and self in self.pulse.hearts:
             self.pulse.hearts.remove(self)
         for lost in self.members:
             lost.set(reason)
+        self.over = True
         _changed.notify_all()
 
     def renewed(self, sent: float, kept: int | None, gone: set[int],

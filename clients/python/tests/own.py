@@ -989,6 +989,25 @@ class Rest(StackTest, unittest.TestCase):
                     pulse.hearts for pulse in dlock.heart._pulses.values()))
             until_free('a')
 
+    def test_lose_interrupted(self):
+        """a signal handler raises when a heartbeat ends"""
+        class Interrupted(list):
+            def remove(self, heart):
+                if not interrupts:
+                    interrupts.append(heart)
+                    raise InterruptedError('by the test')
+                super().remove(heart)
+
+        interrupts, lease = [], self.locks.lease(60)
+        lease.open()
+        pulse = lease._heart.pulse
+        pulse.hearts = Interrupted(pulse.hearts)
+        with self.assertRaises(InterruptedError):
+            lease.close()
+        admin(f'SELECT dlock_force_close({lease.id})')
+        self.assertTrue(lease._heart.over)
+        self.assertEqual(pulse.hearts, [])
+
     def test_answer_interrupted(self):
         """a signal handler raises when the answer has just been read"""
         with psycopg.connect('', autocommit=True) as db:
