@@ -936,6 +936,24 @@ class Rest(StackTest, unittest.TestCase):
                         admin(f'SELECT dlock_force_close({lock.fence})')
                     until_free('a')
 
+    def test_undo_refused(self):
+        """a connection whose release is refused in an undo is closed"""
+        lock = self.own()
+        ask = lock.ask
+
+        async def asks(connection, statement, *values):
+            if 'dlock_release_ticket' in statement[0]:
+                raise dlock.Error('by the test')
+            return await ask(connection, statement, *values)
+
+        with interrupted(lock, '_observe_hold'), \
+                mock.patch.object(lock, 'ask', asks):
+            with self.assertRaises(InterruptedError):
+                lock.acquire()
+        self.assertTrue(lock._line.connection.closed)
+        self.assertEqual(lock._state, 'not held')
+        until_free('a')
+
     @staticmethod
     def own():
         return dlock.Lock(psycopg.connect('', autocommit=True), 'a')
