@@ -1137,6 +1137,31 @@ class Rest(StackTest, unittest.TestCase):
             tickets.release(ticket)
             self.assertTrue(is_free('a'))
 
+    def test_enqueue_withdrawn(self):
+        """Tickets of a session: an interrupted enqueue leaves no place"""
+        with dlock.Tickets(self.locks) as tickets:
+            ask, line = tickets.ask, tickets._line
+            tickets.enqueue('b')
+            for name in 'a', 'b':
+                with interrupted(line, 'ask'):
+                    with self.assertRaises(InterruptedError):
+                        tickets.enqueue(name)
+            self.assertTrue(is_free('a'))
+            self.assertFalse(is_free('b'))
+
+            async def asks(connection, statement, *values):
+                if 'dlock_release_ticket' in statement[0]:
+                    raise dlock.Error('by the test')
+                return await ask(connection, statement, *values)
+
+            with interrupted(line, 'ask'), \
+                    mock.patch.object(tickets, 'ask', asks):
+                with self.assertRaises(InterruptedError):
+                    tickets.enqueue('a')
+            until_free('a')
+            with self.assertRaises(dlock.LockLost):
+                tickets.next(0)
+
     def test_enqueue_unconfirmed(self):
         """Tickets: an enqueue returns before it is known to be granted"""
         with self.locks.lease(60) as lease:
