@@ -173,6 +173,10 @@ class BaseTickets(Caller):
         if not self._requests:
             return
         if self._lease is None:
+            self._events = deque(
+                event for event in self._events
+                if event.event in ('held', 'free')
+                or event.ticket not in self._requests)
             self._requests.clear()
             self._granted.clear()
             raise LockLost('the connection is gone, with its tickets', '55L01')

@@ -24,6 +24,7 @@ from python_stack import (
     until_free)
 
 import dlock
+from dlock.callers import run
 from dlock.lines import now
 
 try:
@@ -1179,6 +1180,19 @@ class Rest(StackTest, unittest.TestCase):
                     self.assertIsNone(tickets.next(0))
                     tickets.release(waits)
                     tickets.release(held)
+
+    def test_events_lost(self):
+        """Tickets of a session: no event of a lost ticket follows the loss"""
+        with dlock.Tickets(self.locks) as tickets:
+            tickets.enqueue('a')
+            tickets.watch('b')
+            until(lambda: run(tickets._listen()) or len(tickets._events) == 2)
+            terminate()
+            with self.assertRaises(dlock.LockLost):
+                tickets.next(0)
+            self.assertEqual(
+                {event.event for event in iter(lambda: tickets.next(0), None)},
+                {'free'})
 
     def test_release_refused(self):
         """a release that a failed transaction refuses can be repeated"""
