@@ -79,11 +79,14 @@ def tuples(connection: Any) -> Any:
     return connection.cursor(row_factory=tuple_row)
 
 
-def cut(connection: Any) -> None:
-    """Ends the connection, and each wait for its answer, at once."""
+def cut(connection: Any) -> bool:
+    """Ends the connection, and each wait for its answer, at once.  False if
+    that fails."""
     with suppress(Exception):
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
+        return True
+    return False
 
 
 def cancel(connection: Any) -> threading.Thread:

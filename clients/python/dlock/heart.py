@@ -28,6 +28,7 @@ LEAST = 0.1     # the server's least ttl
 # Check the clock at least each second, because the clock by which threads wait
 # may stop while the machine sleeps.
 GLANCE = 1.0
+SOON = 0.1      # until the next attempt to drop a connection
 
 RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
          ' AS leases (id)), array(SELECT fence'
@@ -148,10 +149,13 @@ def _watch() -> None:
                     heart.look()
                     times.append(heart.deadline)
                 if pulse.asked is not None:
-                    times.append(pulse.asked + pulse.shortest())
+                    # while it connects, it has not sent the statement
+                    times.append(max(pulse.asked, pulse.line.sent)
+                                 + pulse.shortest())
                     if now() >= times[-1]:
-                        cut(pulse.line.connection)
-                        pulse.asked = None
+                        if cut(pulse.line.connection):
+                            pulse.asked = None
+                        times[-1] = now() + SOON
             for lost in [_untold.pop() for _ in range(len(_untold))]:
                 lost.tell()
             _changed.wait(max(0, min(times) - now()))
@@ -240,12 +244,12 @@ class Heart:
                 self.lose('its deadline has passed')
 
     def lose(self, reason: str) -> None:
-        """Caller holds _changed."""
-        self.over = True
+        """Caller holds _changed, and repeats this if it is interrupted."""
         if self.pulse and self in self.pulse.hearts:
             self.pulse.hearts.remove(self)
         for lost in self.members:
             lost.set(reason)
+        self.over = True
         _changed.notify_all()
 
     def renewed(self, sent: float, kept: int | None, gone: set[int],

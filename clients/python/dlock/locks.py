@@ -608,9 +608,8 @@ class BaseLock(Kept):
             self._heart.remove(self.lost, not self._lease)
         if self.scope == 'session' and line.given and (
                 fence := self.fence or line.late):
-            with suppress(Error):
-                await self.ask(
-                    line.connection, call('dlock_release_ticket', fence))
+            await self.ask(
+                line.connection, call('dlock_release_ticket', fence))
         unsure = self.scope == 'lease' and (
             self.fence or not isinstance(error, Error)
             or isinstance(error, QuorumLate)

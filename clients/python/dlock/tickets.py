@@ -6,12 +6,14 @@ import json
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from .callers import Asyncio, Blocking, Caller, Statement, both, settle
-from .errors import LockLost, WrongState
-from .lines import call, now
+from .callers import (
+    UNDO, Asyncio, Blocking, Caller, Statement, both, settle)
+from .errors import Error, LockLost, WrongState
+from .lines import call, cut_at, now
 from .locks import BaseLease
 from .servers import Servers
 from .service import AsyncLocks, Locks
@@ -73,6 +75,7 @@ class BaseTickets(Caller):
             if heart and undo in heart.owed:
                 raise WrongState(
                     f'"{name}" is being taken back from this owner', '55000')
+            self._line.late = None
             try:
                 ticket: int = await self._line.ask(request)
                 # next() asks without waiting for the server's notification
@@ -83,8 +86,25 @@ class BaseTickets(Caller):
                 if heart and undo and self._line.unsure(error) and all(
                         undo != known for *_, known in self._requests.values()):
                     heart.owe(undo)
+                # a repeated enqueue gets the same ticket
+                late = self._line.late
+                if late and not heart and late not in self._requests:
+                    await self.through(self._withdraw(late))
                 raise
             return ticket
+
+    async def _withdraw(self, ticket: int) -> None:
+        """Releases the ticket of an interrupted call; if that fails, closes
+        the connection."""
+        connection, released = self._line.connection, False
+        try:
+            with suppress(Error), cut_at(connection, now() + UNDO):
+                await self.ask(
+                    connection, call('dlock_release_ticket', ticket))
+                released = True
+        finally:
+            if not released:
+                await self._line.close(False)
 
     @both
     async def release(self, ticket: int) -> None:
@@ -153,6 +173,10 @@ class BaseTickets(Caller):
         if not self._requests:
             return
         if self._lease is None:
+            self._events = deque(
+                event for event in self._events
+                if event.event in ('held', 'free')
+                or event.ticket not in self._requests)
             self._requests.clear()
             self._granted.clear()
             raise LockLost('the connection is gone, with its tickets', '55L01')

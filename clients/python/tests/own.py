@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import unittest
@@ -23,6 +24,7 @@ from python_stack import (
     until_free)
 
 import dlock
+from dlock.callers import run
 from dlock.lines import now
 
 try:
@@ -935,6 +937,24 @@ class Rest(StackTest, unittest.TestCase):
                         admin(f'SELECT dlock_force_close({lock.fence})')
                     until_free('a')
 
+    def test_undo_refused(self):
+        """a connection whose release is refused in an undo is closed"""
+        lock = self.own()
+        ask = lock.ask
+
+        async def asks(connection, statement, *values):
+            if 'dlock_release_ticket' in statement[0]:
+                raise dlock.Error('by the test')
+            return await ask(connection, statement, *values)
+
+        with interrupted(lock, '_observe_hold'), \
+                mock.patch.object(lock, 'ask', asks):
+            with self.assertRaises(InterruptedError):
+                lock.acquire()
+        self.assertTrue(lock._line.connection.closed)
+        self.assertEqual(lock._state, 'not held')
+        until_free('a')
+
     @staticmethod
     def own():
         return dlock.Lock(psycopg.connect('', autocommit=True), 'a')
@@ -987,6 +1007,25 @@ class Rest(StackTest, unittest.TestCase):
                 self.assertFalse(any(
                     pulse.hearts for pulse in dlock.heart._pulses.values()))
             until_free('a')
+
+    def test_lose_interrupted(self):
+        """a signal handler raises when a heartbeat ends"""
+        class Interrupted(list):
+            def remove(self, heart):
+                if not interrupts:
+                    interrupts.append(heart)
+                    raise InterruptedError('by the test')
+                super().remove(heart)
+
+        interrupts, lease = [], self.locks.lease(60)
+        lease.open()
+        pulse = lease._heart.pulse
+        pulse.hearts = Interrupted(pulse.hearts)
+        with self.assertRaises(InterruptedError):
+            lease.close()
+        admin(f'SELECT dlock_force_close({lease.id})')
+        self.assertTrue(lease._heart.over)
+        self.assertEqual(pulse.hearts, [])
 
     def test_answer_interrupted(self):
         """a signal handler raises when the answer has just been read"""
@@ -1099,6 +1138,31 @@ class Rest(StackTest, unittest.TestCase):
             tickets.release(ticket)
             self.assertTrue(is_free('a'))
 
+    def test_enqueue_withdrawn(self):
+        """Tickets of a session: an interrupted enqueue leaves no place"""
+        with dlock.Tickets(self.locks) as tickets:
+            ask, line = tickets.ask, tickets._line
+            tickets.enqueue('b')
+            for name in 'a', 'b':
+                with interrupted(line, 'ask'):
+                    with self.assertRaises(InterruptedError):
+                        tickets.enqueue(name)
+            self.assertTrue(is_free('a'))
+            self.assertFalse(is_free('b'))
+
+            async def asks(connection, statement, *values):
+                if 'dlock_release_ticket' in statement[0]:
+                    raise dlock.Error('by the test')
+                return await ask(connection, statement, *values)
+
+            with interrupted(line, 'ask'), \
+                    mock.patch.object(tickets, 'ask', asks):
+                with self.assertRaises(InterruptedError):
+                    tickets.enqueue('a')
+            until_free('a')
+            with self.assertRaises(dlock.LockLost):
+                tickets.next(0)
+
     def test_enqueue_unconfirmed(self):
         """Tickets: an enqueue returns before it is known to be granted"""
         with self.locks.lease(60) as lease:
@@ -1116,6 +1180,19 @@ class Rest(StackTest, unittest.TestCase):
                     self.assertIsNone(tickets.next(0))
                     tickets.release(waits)
                     tickets.release(held)
+
+    def test_events_lost(self):
+        """Tickets of a session: no event of a lost ticket follows the loss"""
+        with dlock.Tickets(self.locks) as tickets:
+            tickets.enqueue('a')
+            tickets.watch('b')
+            until(lambda: run(tickets._listen()) or len(tickets._events) == 2)
+            terminate()
+            with self.assertRaises(dlock.LockLost):
+                tickets.next(0)
+            self.assertEqual(
+                {event.event for event in iter(lambda: tickets.next(0), None)},
+                {'free'})
 
     def test_release_refused(self):
         """a release that a failed transaction refuses can be repeated"""
@@ -1230,6 +1307,28 @@ class Rest(StackTest, unittest.TestCase):
             lease._heart.change(3600, 1200)
             self.assertLessEqual(lease._heart.life, 30)
             self.assertEqual(lease._heart.interval, 10)
+
+    def test_connecting(self):
+        """the watcher limits a heartbeat that was connecting, too"""
+        until(lambda: not dlock.heart._watching)
+        one, two = socket.socketpair()
+        pulse = mock.Mock(hearts=[], asked=0.0)
+        pulse.line.connection, pulse.line.sent = None, 0.0
+        pulse.shortest.return_value = 0
+        pulses, asked = {None: pulse}, []
+
+        def wait(seconds):
+            asked.append(pulse.asked)
+            self.assertGreater(seconds, 0)
+            pulse.line.connection = one
+            if pulse.asked is None:
+                pulses.clear()
+
+        with one, two, mock.patch.object(dlock.heart, '_pulses', pulses), \
+                mock.patch.object(dlock.heart._changed, 'wait', wait):
+            dlock.heart._watch()
+            self.assertEqual(asked, [0.0, None])
+            self.assertEqual(two.recv(1), b'')
 
     def test_change(self):
         """downgrade, set_info and is_held in transaction scope"""
