@@ -245,6 +245,19 @@ row :pool_returned do
   end
 end
 
+# The pool does not get a connection that may still hold the lock.
+row :pool_release_refused do
+  lent = Struct.new(:raw_connection) { def throw_away! = raw_connection.close }.new(PG.connect)
+  pool = Object.new
+  pool.define_singleton_method(:with_connection) { |&work| work.call(lent) }
+  held = Dlock::Locks.new(pool).lock('pool').acquire
+  held.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*|
+    raise Dlock::Cancelled.new('cancelled', '57014')
+  end
+  raises(Dlock::Cancelled, '57014') { held.release }
+  wait_until('SELECT count(*) = 0 FROM dlock_locks')
+end
+
 #
 # Leases
 #
