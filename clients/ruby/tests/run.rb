@@ -691,6 +691,47 @@ row :enqueue_again do
   end
 end
 
+# The heartbeat repeats a release that has failed. A ticket of the session can be released again.
+row :ticket_release_failed do
+  fail_once = lambda do |tickets|
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*|
+      singleton_class.remove_method(:ask_once)
+      raise Dlock::Cancelled.new('cancelled', '57014')
+    end
+  end
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    ticket = tickets.enqueue('queue')
+    fail_once.call(tickets)
+    raises(Dlock::Cancelled, '57014') { tickets.release(ticket) }
+    wait_until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'queue'")
+    tickets.close
+  end
+  tickets = Dlock::Locks.new('').tickets
+  ticket = tickets.enqueue('queue')
+  fail_once.call(tickets)
+  raises(Dlock::Cancelled, '57014') { tickets.release(ticket) }
+  tickets.release(ticket)
+  expect(left('queue'), 0)
+  tickets.close
+end
+
+# A release whose first answer was lost has not lost the ticket.
+row :ticket_release_repeated do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    ticket = tickets.enqueue('queue')
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      singleton_class.remove_method(:ask_once)
+      super(*values)
+      raise no_answer
+    end
+    tickets.release(ticket)
+    expect(left('queue'), 0)
+    tickets.close
+  end
+end
+
 # The timeout counts even if another thread waits for an event.
 row :next_twice do
   tickets = Dlock::Locks.new('').tickets

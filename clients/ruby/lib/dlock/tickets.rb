@@ -59,9 +59,15 @@ module Dlock
     # Raises LockLost if the ticket was lost.
     def release(ticket)
       use(stops: false) do
-        raise LockLost.new("ticket #{ticket} is not ours", '55L01') unless @places.delete(ticket)
-        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless
-          ask(Wire.call('dlock_release_ticket', ticket)).first
+        place = @places.delete(ticket) or raise LockLost.new("ticket #{ticket} is not ours", '55L01')
+        released, doubt = ask(Wire.call('dlock_release_ticket', ticket))
+        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless released || (doubt && place.heart)
+      rescue LockLost
+        raise
+      rescue Error => e # the lease's heartbeat repeats the release
+        place.heart&.owe(place.name, place.owner)
+        @places[ticket] = place unless place.heart || e.is_a?(ConnectionLost)
+        raise
       end
     end
 
@@ -232,14 +238,15 @@ module Dlock
       raise
     end
 
-    # Executes a call, once more over another connection if the first one breaks.
+    # Executes a call, once more over another connection if the first one breaks. Then the answer ends with the doubt:
+    # whether the first attempt may have been executed.
     def ask(statement)
       session
       say(statement)
     rescue ConnectionLost => e
       begin
         session
-        say(statement)
+        say(statement) << e.doubt
       rescue Error => again
         again.doubt ||= e.doubt
         raise
