@@ -798,6 +798,30 @@ row :round_silent do
   watching.close
 end
 
+# No grant of the session is reported after its connection is gone.
+row :granted_then_lost do
+  tickets = Dlock::Locks.new('').tickets
+  line = tickets.instance_variable_get(:@line)
+  tickets.enqueue('a')
+  tickets.instance_variable_get(:@events) << Dlock::Event.new('free', 'watched', nil, {})
+  line.drop
+  raises(Dlock::LockLost, '55L01') { tickets.next(0) }
+  expect([tickets.next(0).event, tickets.next(0)], ['free', nil])
+
+  # between two grants
+  holds('a') { holds('b') { %w[a b].each { |name| tickets.enqueue(name) } } }
+  waits = 0
+  line.define_singleton_method(:ask_once) do |*values|
+    raise no_answer if values[0][0].include?('dlock_wait') && (waits += 1) == 2
+
+    super(*values)
+  end
+  tickets.instance_variable_set(:@round, Dlock.now)
+  raises(Dlock::LockLost, '55L01') { tickets.next(0) }
+  expect(tickets.next(0), nil)
+  tickets.close
+end
+
 #
 # with_advisory_lock
 #

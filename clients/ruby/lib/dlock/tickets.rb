@@ -90,7 +90,7 @@ module Dlock
     def next(timeout = nil)
       till = timeout ? Dlock.now + timeout : FOREVER
       loop do
-        listen if @events.empty?
+        listen if @events.empty? || !(@lease || @line.connection)
         event = @events.shift and return event
         return if Dlock.now >= till
 
@@ -184,8 +184,8 @@ module Dlock
           end
         rescue PG::Error, ConnectionLost
           @line.drop
-          session
         end
+        session
       end
     end
 
@@ -213,6 +213,7 @@ module Dlock
 
       if !@lease && !@places.empty?
         @places.clear
+        @events.select! { |event| %w[held free].include?(event.event) }
         raise LockLost.new('the tickets are gone with their connection', '55L01')
       end
       @line.ask(['SELECT 1', []])
