@@ -629,6 +629,21 @@ row :no_thread do
   lease.close
 end
 
+# No heartbeat renews a lease that was not opened.
+row :open_failed do
+  lease = Dlock::Locks.new(-> { '' }).lease(3600)
+  failing = lambda do |object, method|
+    object.define_singleton_method(method) { |*| raise ThreadError }
+    raises(ThreadError) { lease.open }
+    expect(Dlock::Heart.all.keys.none? { |heart| heart.members.key?(lease) })
+  ensure
+    object.singleton_class.remove_method(method)
+  end
+  failing.call(Dlock::Pulse, :new)
+  failing.call(lease, :begin_hold)
+  lease.synchronize { nil }
+end
+
 # A daemon has a heartbeat of its own.
 row :daemon do
   reader, writer = IO.pipe
