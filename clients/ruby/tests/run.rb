@@ -245,6 +245,19 @@ row :pool_returned do
   end
 end
 
+# The pool does not get a connection that may still hold the lock.
+row :pool_release_refused do
+  lent = Struct.new(:raw_connection) { def throw_away! = raw_connection.close }.new(PG.connect)
+  pool = Object.new
+  pool.define_singleton_method(:with_connection) { |&work| work.call(lent) }
+  held = Dlock::Locks.new(pool).lock('pool').acquire
+  held.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*|
+    raise Dlock::Cancelled.new('cancelled', '57014')
+  end
+  raises(Dlock::Cancelled, '57014') { held.release }
+  wait_until('SELECT count(*) = 0 FROM dlock_locks')
+end
+
 #
 # Leases
 #
@@ -616,6 +629,21 @@ row :no_thread do
   lease.close
 end
 
+# No heartbeat renews a lease that was not opened.
+row :open_failed do
+  lease = Dlock::Locks.new(-> { '' }).lease(3600)
+  failing = lambda do |object, method|
+    object.define_singleton_method(method) { |*| raise ThreadError }
+    raises(ThreadError) { lease.open }
+    expect(Dlock::Heart.all.keys.none? { |heart| heart.members.key?(lease) })
+  ensure
+    object.singleton_class.remove_method(method)
+  end
+  failing.call(Dlock::Pulse, :new)
+  failing.call(lease, :begin_hold)
+  lease.synchronize { nil }
+end
+
 # A daemon has a heartbeat of its own.
 row :daemon do
   reader, writer = IO.pipe
@@ -674,6 +702,47 @@ row :enqueue_again do
     raises(Boom) { tickets.enqueue('queue', owner: 'me', info: 'again') }
     expect(lease.heart.owed, {})
     expect(tickets.instance_variable_get(:@places).keys, [ticket])
+    tickets.close
+  end
+end
+
+# The heartbeat repeats a release that has failed. A ticket of the session can be released again.
+row :ticket_release_failed do
+  fail_once = lambda do |tickets|
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*|
+      singleton_class.remove_method(:ask_once)
+      raise Dlock::Cancelled.new('cancelled', '57014')
+    end
+  end
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    ticket = tickets.enqueue('queue')
+    fail_once.call(tickets)
+    raises(Dlock::Cancelled, '57014') { tickets.release(ticket) }
+    wait_until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'queue'")
+    tickets.close
+  end
+  tickets = Dlock::Locks.new('').tickets
+  ticket = tickets.enqueue('queue')
+  fail_once.call(tickets)
+  raises(Dlock::Cancelled, '57014') { tickets.release(ticket) }
+  tickets.release(ticket)
+  expect(left('queue'), 0)
+  tickets.close
+end
+
+# A release whose first answer was lost has not lost the ticket.
+row :ticket_release_repeated do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    ticket = tickets.enqueue('queue')
+    tickets.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+      singleton_class.remove_method(:ask_once)
+      super(*values)
+      raise no_answer
+    end
+    tickets.release(ticket)
+    expect(left('queue'), 0)
     tickets.close
   end
 end
@@ -742,6 +811,30 @@ row :round_silent do
     event = watching.next(PATIENCE).event until event == 'held'
   end
   watching.close
+end
+
+# No grant of the session is reported after its connection is gone.
+row :granted_then_lost do
+  tickets = Dlock::Locks.new('').tickets
+  line = tickets.instance_variable_get(:@line)
+  tickets.enqueue('a')
+  tickets.instance_variable_get(:@events) << Dlock::Event.new('free', 'watched', nil, {})
+  line.drop
+  raises(Dlock::LockLost, '55L01') { tickets.next(0) }
+  expect([tickets.next(0).event, tickets.next(0)], ['free', nil])
+
+  # between two grants
+  holds('a') { holds('b') { %w[a b].each { |name| tickets.enqueue(name) } } }
+  waits = 0
+  line.define_singleton_method(:ask_once) do |*values|
+    raise no_answer if values[0][0].include?('dlock_wait') && (waits += 1) == 2
+
+    super(*values)
+  end
+  tickets.instance_variable_set(:@round, Dlock.now)
+  raises(Dlock::LockLost, '55L01') { tickets.next(0) }
+  expect(tickets.next(0), nil)
+  tickets.close
 end
 
 #

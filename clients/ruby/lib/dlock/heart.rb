@@ -270,10 +270,10 @@ module Dlock
       @together = {} # the names of locks that were acquired together
       @renewing = Mutex.new # one thread at a time is in renew
       Dlock.guarded do
-        Heart.all[self] = true
-        @pulse = Pulse.all[source.key] ||= Pulse.new(source)
-        @pulse.hearts[self] = true
+        @pulse = Pulse.all[source.key] ||= Pulse.new(source) # there may be no thread for it
         Heart.watch
+        Heart.all[self] = true
+        @pulse.hearts[self] = true
       end
     end
 

@@ -299,8 +299,9 @@ module Dlock
         lose('the server has ended its ticket') unless released
       rescue ConnectionLost => e
         lose("its connection is gone: #{e.message}")
+      ensure
+        @line.drop unless released
       end
-      @line.drop if @loss
       raise LockLost.new(@loss, '55L01') if @loss
     end
 

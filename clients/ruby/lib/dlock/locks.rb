@@ -198,6 +198,7 @@ module Dlock
           id
         rescue Exception # rubocop:disable Lint/RescueException
           line.drop
+          Dlock.guarded { @heart&.leave(self, true) }
           end_hold
           raise
         end

@@ -59,9 +59,15 @@ module Dlock
     # Raises LockLost if the ticket was lost.
     def release(ticket)
       use(stops: false) do
-        raise LockLost.new("ticket #{ticket} is not ours", '55L01') unless @places.delete(ticket)
-        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless
-          ask(Wire.call('dlock_release_ticket', ticket)).first
+        place = @places.delete(ticket) or raise LockLost.new("ticket #{ticket} is not ours", '55L01')
+        released, doubt = ask(Wire.call('dlock_release_ticket', ticket))
+        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless released || (doubt && place.heart)
+      rescue LockLost
+        raise
+      rescue Error => e # the lease's heartbeat repeats the release
+        place.heart&.owe(place.name, place.owner)
+        @places[ticket] = place unless place.heart || e.is_a?(ConnectionLost)
+        raise
       end
     end
 
@@ -84,7 +90,7 @@ module Dlock
     def next(timeout = nil)
       till = timeout ? Dlock.now + timeout : FOREVER
       loop do
-        listen if @events.empty?
+        listen if @events.empty? || !(@lease || @line.connection)
         event = @events.shift and return event
         return if Dlock.now >= till
 
@@ -178,8 +184,8 @@ module Dlock
           end
         rescue PG::Error, ConnectionLost
           @line.drop
-          session
         end
+        session
       end
     end
 
@@ -207,6 +213,7 @@ module Dlock
 
       if !@lease && !@places.empty?
         @places.clear
+        @events.select! { |event| %w[held free].include?(event.event) }
         raise LockLost.new('the tickets are gone with their connection', '55L01')
       end
       @line.ask(['SELECT 1', []])
@@ -232,14 +239,15 @@ module Dlock
       raise
     end
 
-    # Executes a call, once more over another connection if the first one breaks.
+    # Executes a call, once more over another connection if the first one breaks. Then the answer ends with the doubt:
+    # whether the first attempt may have been executed.
     def ask(statement)
       session
       say(statement)
     rescue ConnectionLost => e
       begin
         session
-        say(statement)
+        say(statement) << e.doubt
       rescue Error => again
         again.doubt ||= e.doubt
         raise
