@@ -769,18 +769,20 @@ tests['tickets: a wait ends although no connection is made'] = async () => {
 };
 
 tests['tickets: a loss that nobody has waited for is told to the next call'] = async () => {
-  let stuck, asked;
-  const tickets = passing('dlock_wait', () => stuck && new Promise(() => { asked = true; })).tickets();
+  let stuck, breaks;
+  const tickets = passing('dlock_wait', () => stuck && new Promise((_, reject) => { breaks = reject; })).tickets();
   await tickets.enqueue('a');
   assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'granted');
   await busy('b', () => tickets.enqueue('b'));
   stuck = true;
   const giving = new AbortController();
-  const aborted = assert.rejects(tickets.next({ signal: giving.signal }), Cancelled);
-  await until(() => asked);
+  const aborted = [1, 2].map(() => assert.rejects(tickets.next({ signal: giving.signal }), Cancelled));
+  await until(() => breaks);
   giving.abort();
-  await aborted;
+  await Promise.all(aborted);
   await terminate();
+  await sleep(10); // until the client has seen the end
+  breaks(new Error('Connection terminated'));
   await assert.rejects(tickets.next({ timeout: TIMEOUT }), LockLost);
 };
 
