@@ -642,6 +642,7 @@ row :open_failed do
   failing.call(Dlock::Pulse, :new)
   failing.call(lease, :begin_hold)
   lease.synchronize { nil }
+  ask('SELECT count(dlock_lease_close(lease)) FROM dlock_leases') # they would expire
 end
 
 # A daemon has a heartbeat of its own.
