@@ -470,6 +470,9 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	if (granted)
 		pg_atomic_write_u64(&ticket->granted_lsn, FirstNormalUnloggedLSN);
 	dlock_id_insert(&ticket->record);
+	/* other processes can grant a waiter before its lease is restarted */
+	if (lease->single && !lease->delayed)
+		pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
 	PG_TRY();
 	{
 		fits = dlock_queue_restore(ticket, lease->delayed ? DLOCK_ENDING :

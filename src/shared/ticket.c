@@ -414,6 +414,10 @@ dlock_free_spares(void)
 
 	spare = NULL;
 	if (ticket)
+	{
+		/* of a request that was refused */
+		dlock_ticket_release_texts(ticket);
 		dlock_release_memory(ticket->role, ticket, TICKET_SIZE);
+	}
 	dlock_lock_free_spare();
 }

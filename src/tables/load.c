@@ -338,6 +338,8 @@ dlock_load(DlockSpace *space)
 	PG_TRY();
 	{
 		done = load(space, until, until);
+		if (!done)
+			check_lockable(space);
 		failed = false;
 	}
 	PG_FINALLY();
@@ -349,8 +351,6 @@ dlock_load(DlockSpace *space)
 		}
 	}
 	PG_END_TRY();
-	if (!done)
-		check_lockable(space);
 	return done;
 }
 

@@ -243,6 +243,28 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	nothing_left('savepoints');
 }
 
+# A request that was refused leaves no text behind when its session ends.
+{
+	my $holder = session($node);
+	my @gone = map { session($node) } 1 .. 20;
+	my $used = 'SELECT memory_used FROM dlock_stats';
+	my $before;
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$before = $admin->query($used);
+	foreach my $session (@gone)
+	{
+		is($session->query(
+				q{SELECT dlock_try_acquire('lock', info => repeat('x', 1000)) IS NULL}),
+			't', 'busy');
+		$session->quit;
+	}
+	backends_gone(map { $_->{pid} } @gone);
+	cmp_ok($admin->query($used), '<', $before + 10000, 'refused: no memory stays');
+	$holder->quit;
+	nothing_left('refused');
+}
+
 # Waits also end by timeouts.
 {
 	my $holder = session($node);
