@@ -13,6 +13,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "common/int.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -89,10 +90,21 @@ dlock_raise_null(const char *name)
 			 errhint("Give a value, or leave the argument out if it has a default.")));
 }
 
+/*
+ * Raise 22021 if the text is not in the database's encoding.  PostgreSQL does
+ * not check the settings that a client sends when it connects.
+ */
+static void
+check_encoding(text *value)
+{
+	(void) pg_verifymbstr(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value), false);
+}
+
 void
 dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
 {
 	int			length = VARSIZE_ANY_EXHDR(name);
+	uint64		bits = 0;
 
 	if (length == 0)
 		ereport(ERROR,
@@ -107,6 +119,10 @@ dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
 						   length, DLOCK_MAX_NAME),
 				 errhint("Use a digest of it, such as md5().")));
 	dlock_key_fill(key, space, VARDATA_ANY(name), length);
+	for (unsigned int w = 0; w < dlock_name_words(length); w++)
+		bits |= key->words[w];
+	if (unlikely(bits & UINT64CONST(0x8080808080808080)))
+		check_encoding(name);
 }
 
 /* Make the key of the name, which is always the first argument. */
@@ -216,6 +232,7 @@ get_text(FunctionCallInfo fcinfo, int argument, const char *name)
 				 errdetail("It has %d bytes; at most %d are allowed.",
 						   (int) VARSIZE_ANY_EXHDR(value), DLOCK_MAX_INFO),
 				 errhint("Store a longer text elsewhere, and refer to it.")));
+	check_encoding(value);
 	return text_to_cstring(value);
 }
 
@@ -350,5 +367,6 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 				 errmsg("channel name must have between 1 and %d bytes, not %d",
 						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel)),
 				 errhint("Leave out \"channel\" to use this session's own.")));
+	check_encoding(channel);
 	return text_to_cstring(channel);
 }

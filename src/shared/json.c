@@ -72,11 +72,20 @@ dlock_json_text(const char *text, int length, bool replace)
 	escape_json(&quoted, utf8);
 	for (p = (const unsigned char *) quoted.data; *p != '\0';)
 	{
+		int			left = quoted.len - (int) ((char *) p - quoted.data);
+		int			size = unknown ? 1 : pg_utf_mblen(p);
 		pg_wchar	c;
 
 		if (*p < 0x80)
 		{
 			appendStringInfoChar(&result, (char) *p++);
+			continue;
+		}
+		if (!unknown && (size > left || !pg_utf8_islegal(p, size)))
+		{
+			/* calls refuse such a text, but a table can have one */
+			appendStringInfoChar(&result, '?');
+			p++;
 			continue;
 		}
 		c = unknown ? *p : utf8_to_unicode(p);
@@ -86,7 +95,7 @@ dlock_json_text(const char *text, int length, bool replace)
 							 0xdc00 + ((c - 0x10000) & 0x3ff));
 		else
 			appendStringInfo(&result, "\\u%04x", c);
-		p += unknown ? 1 : pg_utf_mblen(p);
+		p += size;
 	}
 	return result.data;
 }

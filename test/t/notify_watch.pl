@@ -674,5 +674,26 @@ $admin = session($node);
 	$watcher->query("SELECT dlock_watch('lock')");
 	$watcher->quit;
 }
+
+# A text that is not in the database's encoding would be read past its end.  A
+# client can send one with the settings of its connection.
+{
+	local $ENV{PGOPTIONS} = "-c a.text=AAA\xf0";
+	my $client = session($node);
+	my $text = "current_setting('a.text')";
+
+	foreach my $call (
+		"dlock_acquire($text)",
+		"dlock_acquire('lock', info => $text)",
+		"dlock_acquire_all(ARRAY['lock', $text])",
+		"dlock_ttl_acquire('lock', '1h', owner => $text)",
+		"dlock_watch('lock', $text)",
+		"dlock_version_bump($text, 0)")
+	{
+		like($client->query("SELECT $call"), qr/22021: invalid byte sequence/,
+			"$call fails");
+	}
+	$client->quit;
+}
 $admin->quit;
 done_testing();
