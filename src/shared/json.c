@@ -62,6 +62,7 @@ dlock_json_text(const char *text, int length, bool replace)
 	StringInfoData quoted;
 	StringInfoData result;
 	const unsigned char *p;
+	const unsigned char *end;
 
 	if (!unknown && GetDatabaseEncoding() != PG_UTF8 && replace)
 		utf8 = replace_unknown(utf8);
@@ -70,10 +71,11 @@ dlock_json_text(const char *text, int length, bool replace)
 	initStringInfo(&quoted);
 	initStringInfo(&result);
 	escape_json(&quoted, utf8);
-	for (p = (const unsigned char *) quoted.data; *p != '\0';)
+	p = (const unsigned char *) quoted.data;
+	end = p + quoted.len;
+	while (p < end)
 	{
-		int			left = quoted.len - (int) ((char *) p - quoted.data);
-		int			size = unknown ? 1 : pg_utf_mblen(p);
+		int			size;
 		pg_wchar	c;
 
 		if (*p < 0x80)
@@ -81,7 +83,8 @@ dlock_json_text(const char *text, int length, bool replace)
 			appendStringInfoChar(&result, (char) *p++);
 			continue;
 		}
-		if (!unknown && (size > left || !pg_utf8_islegal(p, size)))
+		size = unknown ? 1 : pg_utf_mblen(p);
+		if (!unknown && (size > end - p || !pg_utf8_islegal(p, size)))
 		{
 			/* calls refuse such a text, but a table can have one */
 			appendStringInfoChar(&result, '?');

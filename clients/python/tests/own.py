@@ -119,6 +119,18 @@ def interrupted(holder, name):
         holder, name, wait if inspect.iscoroutinefunction(work) else interrupt)
 
 
+def failing_release(holder, error):
+    """The release of a ticket raises."""
+    ask = holder.ask
+
+    async def asks(connection, statement, *values):
+        if 'dlock_release_ticket' in statement[0]:
+            raise error
+        return await ask(connection, statement, *values)
+
+    return mock.patch.object(holder, 'ask', asks)
+
+
 def unbegun(kept):
     """A signal handler raises before anything is released."""
     return mock.patch.object(
@@ -918,16 +930,11 @@ class Rest(StackTest, unittest.TestCase):
                          lambda: lease.lock('a'), self.own):
                 for name in '_undo', 'ask':
                     lock = make()
-                    ask = lock.ask
-
-                    async def asks(connection, statement, *values):
-                        if 'dlock_release_ticket' in statement[0]:
-                            raise InterruptedError('by the test')
-                        return await ask(connection, statement, *values)
-
-                    second = mock.patch.object(
-                        lock, name, asks if name == 'ask' else mock.Mock(
-                            side_effect=InterruptedError('by the test')))
+                    error = InterruptedError('by the test')
+                    second = (
+                        failing_release(lock, error) if name == 'ask' else
+                        mock.patch.object(
+                            lock, name, mock.Mock(side_effect=error)))
                     with interrupted(lock, '_observe_hold'), second:
                         with self.assertRaises(InterruptedError):
                             lock.acquire()
@@ -940,15 +947,8 @@ class Rest(StackTest, unittest.TestCase):
     def test_undo_refused(self):
         """a connection whose release is refused in an undo is closed"""
         lock = self.own()
-        ask = lock.ask
-
-        async def asks(connection, statement, *values):
-            if 'dlock_release_ticket' in statement[0]:
-                raise dlock.Error('by the test')
-            return await ask(connection, statement, *values)
-
         with interrupted(lock, '_observe_hold'), \
-                mock.patch.object(lock, 'ask', asks):
+                failing_release(lock, dlock.Error('by the test')):
             with self.assertRaises(InterruptedError):
                 lock.acquire()
         self.assertTrue(lock._line.connection.closed)
@@ -1141,7 +1141,7 @@ class Rest(StackTest, unittest.TestCase):
     def test_enqueue_withdrawn(self):
         """Tickets of a session: an interrupted enqueue leaves no place"""
         with dlock.Tickets(self.locks) as tickets:
-            ask, line = tickets.ask, tickets._line
+            line = tickets._line
             tickets.enqueue('b')
             for name in 'a', 'b':
                 with interrupted(line, 'ask'):
@@ -1149,14 +1149,8 @@ class Rest(StackTest, unittest.TestCase):
                         tickets.enqueue(name)
             self.assertTrue(is_free('a'))
             self.assertFalse(is_free('b'))
-
-            async def asks(connection, statement, *values):
-                if 'dlock_release_ticket' in statement[0]:
-                    raise dlock.Error('by the test')
-                return await ask(connection, statement, *values)
-
             with interrupted(line, 'ask'), \
-                    mock.patch.object(tickets, 'ask', asks):
+                    failing_release(tickets, dlock.Error('by the test')):
                 with self.assertRaises(InterruptedError):
                     tickets.enqueue('a')
             until_free('a')

@@ -282,6 +282,17 @@ row :renew_refused do
   end
 end
 
+# Yields an open lease that cannot connect again until the block ends.
+def without_server(patience)
+  away = false
+  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: patience)
+  lease = locks.lease(3600).open
+  away = true
+  yield lease
+  away = false
+  lease.close
+end
+
 def no_answer
   Dlock::ConnectionLost.new('no answer').tap { |error| error.doubt = true }
 end
@@ -494,14 +505,10 @@ end
 
 # The timeout counts even if the server does not answer.
 row :acquire_server_away do
-  away = false
-  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 3600)
-  lease = locks.lease(3600).open
-  away = true
-  line_of(lease).drop
-  raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
-  away = false
-  lease.close
+  without_server(3600) do |lease|
+    line_of(lease).drop
+    raises(Dlock::ConnectionLost) { lease.lock('plain', timeout: 0).acquire }
+  end
 end
 
 # It counts even if another call uses the lease's connection. So does the deadline.
@@ -527,16 +534,12 @@ end
 
 # The heartbeat need not undo a request that was never sent.
 row :request_not_sent do
-  away = false
-  locks = Dlock::Locks.new(-> { away ? raise(Dlock::ConnectionLost, 'away') : '' }, patience: 0)
-  lease = locks.lease(3600).open
-  away = true
-  [-> { lease.acquire_all(%w[a b]) }, -> { lease.tickets.enqueue('queue') }].each do |request|
-    raises(Dlock::ConnectionLost) { request.call }
-    expect(lease.heart.owed, {})
+  without_server(0) do |lease|
+    [-> { lease.acquire_all(%w[a b]) }, -> { lease.tickets.enqueue('queue') }].each do |request|
+      raises(Dlock::ConnectionLost) { request.call }
+      expect(lease.heart.owed, {})
+    end
   end
-  away = false
-  lease.close
 end
 
 # Each change of a held lock has a connection of its own.
