@@ -272,6 +272,7 @@ TAP = \
 	module_event_triggers \
 	module_hooks \
 	module_messages \
+	module_minor \
 	module_log \
 	module_observers \
 	module_monitoring \

@@ -23,6 +23,7 @@
 #include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
+#include "utils/guc.h"
 #include "utils/ps_status.h"
 /* 16: varatt.h is new; from 19 on, no header above includes it */
 #if PG_VERSION_NUM >= 160000
@@ -129,17 +130,40 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/* 18, and late minor releases of 15 to 17: sync_standbys_status is new */
+/*
+ * 18, and 15.13, 16.9 and 17.5: two flags replaced a boolean, in the same byte.
+ * A library can run on another minor release than the one whose headers it was
+ * compiled with, so the running server decides, not the headers.
+ */
+#ifdef SYNC_STANDBY_DEFINED
+#define COMPAT_SYNC_STANDBYS	sync_standbys_status
+#else
+#define COMPAT_SYNC_STANDBYS	sync_standbys_defined
+#endif
+
+static inline bool
+compat_server_has_flags(void)
+{
+	static int	server = 0;
+
+	if (server == 0)
+		server = atoi(GetConfigOption("server_version_num", false, false));
+	return server >= 180000 ||
+		server % 10000 >= (server < 160000 ? 13 : server < 170000 ? 9 : 5);
+}
+
 static inline bool
 compat_sync_standbys_defined(void)
 {
-#ifdef SYNC_STANDBY_DEFINED
-	if (WalSndCtl->sync_standbys_status & SYNC_STANDBY_INIT)
-		return (WalSndCtl->sync_standbys_status & SYNC_STANDBY_DEFINED) != 0;
+	const uint8 init = 1 << 0;
+	const uint8 defined = 1 << 1;
+	uint8		status = *(volatile uint8 *) &WalSndCtl->COMPAT_SYNC_STANDBYS;
+
+	if (!compat_server_has_flags())
+		return status != 0;
+	if (status & init)
+		return (status & defined) != 0;
 	return SyncRepStandbyNames != NULL && SyncRepStandbyNames[0] != '\0';
-#else
-	return WalSndCtl->sync_standbys_defined;
-#endif
 }
 
 /* 17: dshash takes a function that copies keys */
