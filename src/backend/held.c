@@ -115,7 +115,7 @@ count_ticket(DlockHeld *held, int sign)
 
 	name->live += sign;
 	name->permits += sign * held->ticket->permits;
-	if (held->ticket->mode == DLOCK_EXCLUSIVE)
+	if (held->exclusive)
 		name->exclusive += sign;
 }
 
@@ -125,6 +125,7 @@ dlock_held_count_shared(DlockHeld *held)
 {
 	if (held->place != DLOCK_HELD_LOST)
 		held->name->exclusive--;
+	held->exclusive = false;
 }
 
 static void
@@ -556,6 +557,7 @@ dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 		scope == DLOCK_SESSION ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
 	held->session_depth = held->xact_depth = 0;
 	held->marks = held->releases = 0;
+	held->exclusive = ticket->mode == DLOCK_EXCLUSIVE;
 	dlist_push_head(bucket_of_number(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
 	if (held->name->count++ == 0)

@@ -51,6 +51,7 @@ typedef struct DlockHeld
 	uint32		xact_depth;
 	uint32		marks;			/* number of xact.c's marks that point here */
 	uint32		releases;		/* acquires to be released at commit */
+	bool		exclusive;		/* does it count in name->exclusive? */
 } DlockHeld;
 
 static inline bool

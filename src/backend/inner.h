@@ -15,6 +15,8 @@ struct TriggerData;
 struct TupleDescData;
 
 /* arguments.c */
+extern void dlock_check_not_parallel(void);
+extern void dlock_check_encoding(const text *value);
 extern void dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space,
 						  DlockKey *key);
 

@@ -227,6 +227,7 @@ check_prefix(const text *prefix)
 				 errmsg("prefix must have between 1 and %d bytes, not %d",
 						DLOCK_MAX_NAME, length),
 				 errhint("It is compared with the beginning of names, byte by byte.")));
+	dlock_check_encoding(prefix);
 }
 
 /* Raise 42501 if the current user may not use names with this prefix. */

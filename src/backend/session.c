@@ -23,13 +23,15 @@ static bool attached_here = false;
 
 /*
  * Make this backend a session of dlock.  A background process of dlock is
- * attached already, but becomes a session if a user's trigger calls dlock.
+ * attached already, but becomes a session if a user's trigger calls dlock.  A
+ * parallel worker must not become one: raises 25000.
  */
 void
 dlock_session_attach(void)
 {
 	static bool initialized = false;
 
+	dlock_check_not_parallel();
 	if (!initialized)
 	{
 		dlock_held_initialize();

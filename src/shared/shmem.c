@@ -287,6 +287,8 @@ init_arrays(Size area_size)
 	dlock_control->memory_tranche = header->memory_tranche;
 	dlock_control->num_backends = ProcGlobal->allProcCount;
 	dlock_control->area_size = area_size;
+	dlock_control->area_is_small = area_size <
+		TYPEALIGN_DOWN(BLCKSZ, (Size) dlock_max_memory * 1024);
 	LWLockInitialize(&dlock_control->reserve_lock, header->memory_tranche);
 	LWLockInitialize(&dlock_control->purge_lock, header->memory_tranche);
 	pg_atomic_init_u64(&dlock_control->last_session, 0);
@@ -428,7 +430,7 @@ dlock_attach(bool as_worker)
 	pg_atomic_write_u64(&dlock_my_backend->space, InvalidDsaPointer);
 	pg_atomic_write_u64(&dlock_my_backend->session,
 						pg_atomic_add_fetch_u64(&dlock_control->last_session, 1));
-	if (made && dlock_control->area_size < (Size) dlock_max_memory * 1024)
+	if (made && dlock_control->area_is_small)
 		dlock_log_small_area();
 }
 

@@ -350,9 +350,9 @@ typedef struct DlockLock
 {
 	/* immutable */
 	uint32		size;			/* in bytes, with the name */
-	Oid			role;			/* its memory counts for this role */
 
 	/* protected by the entry's lock, down to set_slots */
+	Oid			role;			/* its memory counts for this role */
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
@@ -717,6 +717,7 @@ typedef struct DlockControl
 	dshash_table_handle accounts;
 	int			num_backends;
 	Size		area_size;		/* in bytes */
+	bool		area_is_small;	/* was less than dlock.max_memory free? */
 	uint64		secrets[2];		/* odd numbers, keys of the hash of names */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */

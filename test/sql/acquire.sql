@@ -267,6 +267,18 @@ SELECT count(set_config(name, 'on', true)) FROM pg_settings
  WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
 SELECT acquire_in_parallel();
 ROLLBACK;
+-- It is no session of dlock, so it cannot read the views, either.
+CREATE FUNCTION count_in_parallel() RETURNS bigint
+LANGUAGE plpgsql PARALLEL SAFE AS $$
+BEGIN
+	RETURN (SELECT count(*) FROM dlock_locks);
+END $$;
+BEGIN;
+SELECT count(set_config(name, 'on', true)) FROM pg_settings
+ WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+SELECT count_in_parallel();
+ROLLBACK;
+DROP FUNCTION count_in_parallel();
 -- The leader of a parallel operation cannot acquire a lock, either.
 ALTER FUNCTION acquire_in_parallel() PARALLEL RESTRICTED;
 BEGIN;
