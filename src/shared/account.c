@@ -145,7 +145,10 @@ return_memory(Oid role, Size size)
 	count_memory(open_account(role, false), -(int64) size);
 }
 
-/* Move the count of some memory to another role.  Raises 53200. */
+/*
+ * Move the count of some memory to another role.  Raises 53200, but only if the
+ * role has no account yet.
+ */
 void
 dlock_pass_memory(Oid from, Oid to, Size size)
 {
@@ -225,8 +228,7 @@ dlock_memory_to_spare(bool has_some)
 static void
 raise_out_of_memory(bool by_all)
 {
-	bool		by_setting = dlock_control->area_size >=
-		(Size) dlock_max_memory * 1024;
+	bool		by_setting = !dlock_control->area_is_small;
 
 	ereport(ERROR,
 			(errcode(ERRCODE_OUT_OF_MEMORY),

@@ -179,6 +179,26 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 }
 
+/*
+ * After a ticket of "role" has left: if the entry counts for this role, and
+ * only tickets keep it, let it count for the role of one that remains.  Raises
+ * nothing, because that role has an account, for its ticket.
+ */
+static void
+pass_entry(DlockLock *lock, Oid role)
+{
+	DlockTicket *first;
+
+	if (lock->role != role || dlock_lock_is_kept(lock))
+		return;
+	first = ticket_at(DsaPointerIsValid(lock->holders.head) ?
+					  lock->holders.head : lock->queue.head);
+	if (first == NULL || likely(first->role == role))
+		return;
+	dlock_pass_memory(role, first->role, lock->size);
+	lock->role = first->role;
+}
+
 /* While the head fits, grant it or, if its lease has run out, end it. */
 void
 dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
@@ -196,11 +216,14 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 			break;
 		if (!is_waiting(head))
 		{
+			Oid			role = head->role;
+
 			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
 			if (!dlock_lease_ticket_ended(lease_ticket(head), DLOCK_LEAVING))
 				break;
 			dlock_list_remove(&lock->queue, &head->link);
 			dlock_ticket_set_state(head, DLOCK_GONE);
+			pass_entry(lock, role);
 			continue;
 		}
 		if (now == 0)
@@ -215,8 +238,9 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 static void
 leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
-	/* read the space now: a GONE ticket can be freed at any time */
+	/* read these now: a GONE ticket can be freed at any time */
 	DlockSpace *space = dlock_space_at(ticket->space);
+	Oid			role = ticket->role;
 
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
@@ -235,6 +259,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
 	dlock_ticket_set_state(ticket, DLOCK_GONE);
+	pass_entry(lock, role);
 	dlock_queue_grant_waiters(space, lock, wakeups);
 }
 

@@ -118,12 +118,19 @@ dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 		dlock_watch_count_change(&lock->key, to_wake);
 }
 
+/* Does something other than tickets keep the entry (I4)? */
+static inline bool
+dlock_lock_is_kept(const DlockLock *lock)
+{
+	return lock->set_slots != 0 || lock->setters != 0 || lock->settled;
+}
+
 /* Can the entry be removed (I4)? */
 static inline bool
 dlock_lock_is_unused(const DlockLock *lock)
 {
 	return lock->holders.length == 0 && lock->queue.length == 0 &&
-		lock->set_slots == 0 && lock->setters == 0 && !lock->settled;
+		!dlock_lock_is_kept(lock);
 }
 
 extern void dlock_wakeups_send(DlockWakeups *wakeups);

@@ -194,6 +194,28 @@ $_->quit foreach @little, $second;
 backends_gone($_->{pid}) foreach @little, $second;
 
 #
+# The entry of a lock counts for a role that has a ticket in the lock, and not
+# for a role that has left.
+#
+$admin->query('CREATE ROLE maker LOGIN; '
+	  . 'ALTER ROLE maker SET dlock.max_memory_per_role = 5');
+my $maker = as('maker', 'd1');
+my $taker = as('other', 'd1');
+my $take_all =
+  q{SELECT flood('dlock_acquire($$m#$$)'), dlock_release_all() > 0};
+my $share = q{SELECT count(dlock_acquire(repeat('n', 200) || n, shared => true))
+	FROM generate_series(100, 499) AS n};
+my ($most) = $maker->query($take_all) =~ /^(\d+) /;
+
+is($_->query($share), '400', 'shared locks') foreach $maker, $taker;
+$maker->query('SELECT dlock_release_all()');
+my ($most_again) = $maker->query($take_all) =~ /^(\d+) /;
+
+cmp_ok($most_again, '>', 0.95 * $most, 'a role takes what it could take before')
+  || diag("$most locks before, $most_again after");
+$_->quit foreach $maker, $taker;
+
+#
 # One session user that sets many roles, one after another, cannot take the
 # reserve for small roles, neither with locks of its session nor with leases.
 #
