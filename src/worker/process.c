@@ -40,8 +40,9 @@
 #define RETRY_MS		100		/* first pause after an error; then doubled */
 #define MAX_RETRY_MS	2000	/* longest pause after an error, by default */
 #define LOCKED_RETRY_MS	5		/* after a lock timeout, if patience_ms > 0 */
-#define LOG_EVERY		60		/* at least each 60th message about a lock is
+#define LOG_EVERY		60		/* at least each 60th error in a row is
 								 * logged */
+#define FORGET_MS		10000	/* a later error is the first of a row */
 #define OWNER_PATIENCE_MS	1000
 
 /* Set the settings that ALTER DATABASE and ALTER ROLE must not change. */
@@ -290,21 +291,24 @@ is_out_of_patience(DlockTask *task)
 	uint64		patience = (uint64) task->patience_ms * 1000;
 
 	if (task->patience_ends == 0)
-	{
 		task->patience_ends = now + patience;
-		task->told = 0;
-	}
 	if (now < task->patience_ends)
 		return false;
 	task->patience_ends = now + patience;
-	task->told++;
 	return true;
 }
 
-/* Is this the 1st, 3rd, 7th, ... message about a lock, or a LOG_EVERYth? */
+/* Count a report.  Is it the 1st, 3rd, 7th, ... in a row, or a LOG_EVERYth? */
 static bool
-is_to_be_logged(const DlockTask *task)
+is_to_be_logged(DlockTask *task, int code)
 {
+	uint64		now = dlock_monotonic_now();
+	bool		again = task->code == code &&
+		now < task->told_at + FORGET_MS * 1000;
+
+	task->told = again ? task->told + 1 : 1;
+	task->code = code;
+	task->told_at = now;
 	return (task->told & (task->told + 1)) == 0 || task->told % LOG_EVERY == 0;
 }
 
@@ -331,13 +335,10 @@ recover(DlockTask *task)
 							 task->max_retry_ms : MAX_RETRY_MS);
 	}
 	if (!is_lock)
-	{
 		task->patience_ends = 0;
-		EmitErrorReport();
-	}
-	else if (is_told && is_to_be_logged(task) &&
-			 !(task->tell_of_lock &&
-			   task->tell_of_lock(dlock_process_database())))
+	if (is_told && is_to_be_logged(task, error->sqlerrcode) &&
+		!(is_lock && task->tell_of_lock &&
+		  task->tell_of_lock(dlock_process_database())))
 		EmitErrorReport();
 	if (is_told && task->failed)
 		task->failed(error->sqlerrcode);

@@ -34,7 +34,9 @@ typedef struct DlockTask
 	uint64		next_try;		/* monotonic microseconds; 0: at once */
 	long		retry_ms;		/* next pause; 0: the shortest */
 	uint64		patience_ends;	/* 0: no lock timeout yet */
-	uint32		told;			/* lock timeouts reported in a row */
+	int			code;			/* SQLSTATE of the last report; 0: none */
+	uint32		told;			/* reports with this code in a row */
+	uint64		told_at;		/* time of the last report */
 } DlockTask;
 
 /* process.c */

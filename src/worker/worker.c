@@ -270,6 +270,7 @@ clear_tables(void)
 	return false;
 }
 
+static DlockTask journal_task;
 static XLogRecPtr commit_before;
 
 /* When to look at the journal for removals that no process waits for */
@@ -290,7 +291,11 @@ write_journal(void)
 	count = dlock_writer_write(my_space, &dead);
 	extension_is_gone = count < 0;
 	if (count > 0)
+	{
 		next_lazy = dlock_monotonic_now() + LAZY_MS * 1000;
+		/* the next error is a new one, and is logged */
+		journal_task.code = 0;
+	}
 	pg_atomic_fetch_add_u32(&my_space->dead_rows, dead);
 	return !extension_is_gone && my_space->journal.length > 0;
 }

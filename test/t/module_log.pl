@@ -347,6 +347,30 @@ $client = session($node, 'postgres', 'user=alice');
 }
 
 #
+# An error that lasts is logged less and less often.
+#
+{
+	my $errors = 0;
+	my $logged;
+
+	new_part();
+	$admin->query('CREATE INDEX made_up ON dlock_queue (lower(name))');
+	for (1 .. 4)
+	{
+		$errors++
+		  if $client->query("SELECT dlock_ttl_acquire('refused', '1h')") =~
+		  /not what extension "dlock" has made/;
+	}
+	$admin->query('DROP INDEX made_up');
+	like($client->query("SELECT dlock_ttl_acquire('accepted', '1h')"),
+		qr/^\d+$/, 'then the worker goes on');
+	$logged = () = log_text() =~ /writing the tables of leases, in database/g;
+	is($errors, 4, 'the worker fails again and again');
+	cmp_ok($logged, '>', 0, 'the log says so');
+	cmp_ok($logged, '<', 4, 'but not each time');
+}
+
+#
 # Long waits are logged with the holders
 #
 {
