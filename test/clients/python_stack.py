@@ -47,6 +47,7 @@ def until(condition, *arguments):
     while not condition(*arguments):
         if time.monotonic() > end:
             raise TimeoutError(f'waited for {condition.__name__} {arguments}')
+        time.sleep(0.02)
 
 
 def until_free(name):

@@ -255,10 +255,14 @@ class Asyncio(Caller):
 
     @staticmethod
     async def _stop(connection: Any, task: asyncio.Task[Any]) -> None:
-        if not task.done():
-            cancel(connection)
-            await asyncio.wait({task}, timeout=OBEY)
-        if not task.done():
+        if task.done():
+            return
+        request, until = cancel(connection), time.monotonic() + OBEY
+        await asyncio.wait({task}, timeout=OBEY)
+        # a request that arrives later would cancel the next statement
+        while request.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        if request.is_alive() or not task.done():
             cut(connection)
             await asyncio.wait({task}, timeout=OBEY)
         if not task.done():

@@ -70,6 +70,12 @@ class Lost:
         self._told.wait(timeout)
         return self.is_set()
 
+    def disown(self, reason: str) -> None:
+        """In a child process: it is lost, and callbacks are the parent's."""
+        self._mutex, self._told = threading.Lock(), threading.Event()
+        self._told.set()
+        self.reason = self.reason or reason
+
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
         """Calls back once, with the lock or the lease, in a thread that may
         block; if it is lost already, at once in this thread."""

@@ -97,8 +97,8 @@ class Kept(Caller):
 
     def _forked(self) -> None:
         """A child process holds nothing."""
-        if self._state != NONE and self.lost.reason is None:
-            self.lost.reason = 'the parent process has it'
+        if self._state != NONE:
+            self.lost.disown('the parent process has it')
         self._mutex, self._renewals = threading.Lock(), []
         self._state = NONE
 

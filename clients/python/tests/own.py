@@ -582,6 +582,36 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         async with lease:
             lease.check()
 
+    async def test_late_cancel(self):
+        """a cancel that arrives late is waited for"""
+        cancel, requests = dlock.callers.cancel, []
+
+        def is_idle(pid):
+            return admin('SELECT state FROM pg_stat_activity '
+                         f'WHERE pid = {pid}') == 'idle'
+
+        async with await psycopg.AsyncConnection.connect(
+                '', autocommit=True) as db:
+            with Holder('report') as holder:
+                def late(connection):
+                    def send():
+                        holder.release()
+                        until(is_idle, db.info.backend_pid)
+                        cancel(connection).join()
+                    requests.append(threading.Thread(target=send))
+                    requests[0].start()
+                    return requests[0]
+
+                lock = dlock.AsyncLock(db, 'report')
+                with mock.patch.multiple(
+                        'dlock.callers', cancel=late, OBEY=TIMEOUT):
+                    task = asyncio.create_task(lock.acquire())
+                    await asyncio.to_thread(until, has_waiter, 'report')
+                    task.cancel()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await task
+                self.assertFalse(requests[0].is_alive())
+
 
 #
 # The program's transactions
@@ -1237,6 +1267,9 @@ class Rest(StackTest, unittest.TestCase):
                 try:
                     # before any call, which two threads may make
                     self.assertEqual(lock._state, 'not held')
+                    told = []
+                    lock.lost.add_callback(told.append)
+                    self.assertEqual(told, [lock])
                     self.assertIsNone(lease._line.connection)
                     with self.assertRaises(dlock.LockLost):
                         tickets.next(0)
