@@ -27,16 +27,6 @@
 int			dlock_max_ttl;
 int			dlock_session_locks;
 
-void
-dlock_check_not_parallel(void)
-{
-	if (IsInParallelMode())
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				 errmsg("cannot use locks during a parallel operation"),
-				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
-}
-
 /* Begin a call.  Does not wait until the space's leases are loaded. */
 DlockSpace *
 dlock_begin_call(void)
@@ -49,7 +39,7 @@ dlock_begin_call(void)
 				 errmsg("cannot use locks during recovery"),
 				 errdetail("A standby server knows nothing of the locks that its primary grants."),
 				 errhint("Connect to the primary server.")));
-	dlock_check_not_parallel();
+	dlock_session_check_parallel();
 	if (unlikely(!dlock_session_attached))
 		dlock_session_attach();
 	space = dlock_current_space();
@@ -100,8 +90,8 @@ dlock_raise_null(const char *name)
  * Raise 22021 if the text is not in the database's encoding.  PostgreSQL does
  * not check the settings that a client sends when it connects.
  */
-void
-dlock_check_encoding(const text *value)
+static void
+check_encoding(const text *value)
 {
 	(void) pg_verifymbstr(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value), false);
 }
@@ -128,7 +118,7 @@ dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
 	for (unsigned int w = 0; w < dlock_name_words(length); w++)
 		bits |= key->words[w];
 	if (unlikely(bits & UINT64CONST(0x8080808080808080)))
-		dlock_check_encoding(name);
+		check_encoding(name);
 }
 
 /* Make the key of the name, which is always the first argument. */
@@ -238,7 +228,7 @@ get_text(FunctionCallInfo fcinfo, int argument, const char *name)
 				 errdetail("It has %d bytes; at most %d are allowed.",
 						   (int) VARSIZE_ANY_EXHDR(value), DLOCK_MAX_INFO),
 				 errhint("Store a longer text elsewhere, and refer to it.")));
-	dlock_check_encoding(value);
+	check_encoding(value);
 	return text_to_cstring(value);
 }
 
@@ -373,6 +363,6 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 				 errmsg("channel name must have between 1 and %d bytes, not %d",
 						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel)),
 				 errhint("Leave out \"channel\" to use this session's own.")));
-	dlock_check_encoding(channel);
+	check_encoding(channel);
 	return text_to_cstring(channel);
 }

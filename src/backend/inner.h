@@ -15,13 +15,12 @@ struct TriggerData;
 struct TupleDescData;
 
 /* arguments.c */
-extern void dlock_check_not_parallel(void);
-extern void dlock_check_encoding(const text *value);
 extern void dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space,
 						  DlockKey *key);
 
 /* session.c */
 extern bool dlock_session_attached;
+extern void dlock_session_check_parallel(void);
 extern void dlock_session_attach(void);
 extern int64 dlock_session_acquire(DlockSpace *space,
 								   const DlockRequest *request,

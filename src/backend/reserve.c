@@ -22,6 +22,7 @@
 #include "access/relation.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -227,7 +228,8 @@ check_prefix(const text *prefix)
 				 errmsg("prefix must have between 1 and %d bytes, not %d",
 						DLOCK_MAX_NAME, length),
 				 errhint("It is compared with the beginning of names, byte by byte.")));
-	dlock_check_encoding(prefix);
+	/* as the encoding of names */
+	(void) pg_verifymbstr(VARDATA_ANY(prefix), length, false);
 }
 
 /* Raise 42501 if the current user may not use names with this prefix. */

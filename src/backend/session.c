@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 
@@ -21,17 +22,27 @@ bool		dlock_session_attached = false;
 /* False in dlock's background processes, which detach by themselves */
 static bool attached_here = false;
 
+/* A parallel worker must not become a session: raise 25000. */
+void
+dlock_session_check_parallel(void)
+{
+	if (IsInParallelMode())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("cannot use locks during a parallel operation"),
+				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
+}
+
 /*
  * Make this backend a session of dlock.  A background process of dlock is
- * attached already, but becomes a session if a user's trigger calls dlock.  A
- * parallel worker must not become one: raises 25000.
+ * attached already, but becomes a session if a user's trigger calls dlock.
  */
 void
 dlock_session_attach(void)
 {
 	static bool initialized = false;
 
-	dlock_check_not_parallel();
+	dlock_session_check_parallel();
 	if (!initialized)
 	{
 		dlock_held_initialize();
