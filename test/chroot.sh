@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 #
-# Chroots of Debian, made by debootstrap.  test/matrix and test/fresh source
-# this file after lib.sh.
+# Chroots of Debian, made by debootstrap.  test/matrix, test/fresh and
+# test/upgrade source this file after lib.sh.
 #
 # Root runs each chroot's commands in separate namespaces for mounts, processes
 # and shared memory.  If the script ends, even by SIGKILL, the first process in

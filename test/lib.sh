@@ -19,7 +19,7 @@ done
 unset MAKEFLAGS MAKELEVEL
 
 # The majors that Debian has, and their suites.  experimental is used with sid.
-# shellcheck disable=SC2034 # for test/run and test/matrix
+# shellcheck disable=SC2034 # for the commands
 majors=(15 17 18 19)
 # shellcheck disable=SC2034
 declare -A suites=(

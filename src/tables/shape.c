@@ -94,8 +94,8 @@ const DlockShape dlock_shapes[DLOCK_NUM_TABLES] = {
 		DLOCK_LEASE_NUM_COLUMNS}
 };
 
-void
-dlock_shape_raise_changed(Relation relation, const char *detail)
+static void
+raise_changed(Relation relation, const char *detail)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -113,7 +113,7 @@ dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 	int			column = SPI_fnumber(descriptor, name);
 
 	if (column <= 0 || SPI_gettypeid(descriptor, column) != type)
-		dlock_shape_raise_changed(relation,
+		raise_changed(relation,
 								  psprintf(_("It has no column \"%s\" of type %s."),
 										   name, format_type_be(type)));
 	return column;
@@ -129,7 +129,7 @@ dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
 	Datum		datum = heap_getattr(row, column, descriptor, &is_null);
 
 	if (is_null)
-		dlock_shape_raise_changed(relation,
+		raise_changed(relation,
 								  psprintf(_("A row has a null in column \"%s\"."),
 										   name));
 	return datum;
@@ -162,7 +162,7 @@ check_columns(Relation relation, const DlockShape *shape)
 		if (i >= shape->num_columns)
 		{
 			if (!found->attisdropped)
-				dlock_shape_raise_changed(relation,
+				raise_changed(relation,
 										  psprintf(_("It has a column \"%s\" that was added."),
 												   NameStr(found->attname)));
 		}
@@ -171,14 +171,14 @@ check_columns(Relation relation, const DlockShape *shape)
 				 found->atttypid != column->type ||
 				 found->attnotnull == column->nullable ||
 				 found->atthasdef || found->attidentity != '\0')
-			dlock_shape_raise_changed(relation,
+			raise_changed(relation,
 									  psprintf(_("Its column %d is not \"%s\" of type %s, %s, without a default."),
 											   i + 1, column->name,
 											   format_type_be(column->type),
 											   column->nullable ? "nullable" : "NOT NULL"));
 	}
 	if (descriptor->constr && descriptor->constr->num_check > 0)
-		dlock_shape_raise_changed(relation, _("It has a CHECK constraint."));
+		raise_changed(relation, _("It has a CHECK constraint."));
 }
 
 static bool
@@ -227,12 +227,12 @@ check_triggers(Relation relation)
 				getExtensionOfObject(ProcedureRelationId,
 									 trigger->tgfoid) == extension;
 		if (!is_expected)
-			dlock_shape_raise_changed(relation,
+			raise_changed(relation,
 									  psprintf(_("Trigger \"%s\" was added, or is enabled in another way."),
 											   trigger->tgname));
 	}
 	if (count != (int) lengthof(expected))
-		dlock_shape_raise_changed(relation, _("One of its triggers was dropped."));
+		raise_changed(relation, _("One of its triggers was dropped."));
 }
 
 /*
@@ -296,13 +296,13 @@ check_indexes(Relation relation)
 		RelationClose(index);
 		found |= is_key;
 		if (!is_plain)
-			dlock_shape_raise_changed(relation,
+			raise_changed(relation,
 									  psprintf(_("Index \"%s\" was added."),
 											   name));
 	}
 	list_free(indexes);
 	if (!found)
-		dlock_shape_raise_changed(relation,
+		raise_changed(relation,
 								  _("Its primary key is not its first column."));
 }
 
@@ -312,20 +312,20 @@ dlock_shape_check(Relation relation, const DlockShape *shape)
 {
 	dlock_check_permanent(relation);
 	if (relation->rd_rel->relam != HEAP_TABLE_AM_OID)
-		dlock_shape_raise_changed(relation,
+		raise_changed(relation,
 								  _("It has another access method than \"heap\"."));
 	check_columns(relation, shape);
 	check_triggers(relation);
 	check_indexes(relation);
 	if (relation->rd_rules != NULL)
-		dlock_shape_raise_changed(relation, _("It has a rule."));
+		raise_changed(relation, _("It has a rule."));
 	if (relation->rd_rel->relrowsecurity || relation->rd_rel->relforcerowsecurity)
-		dlock_shape_raise_changed(relation, _("It has row security."));
+		raise_changed(relation, _("It has row security."));
 	if (relation->rd_rel->relispartition ||
 		has_superclass(RelationGetRelid(relation)) ||
 		(relation->rd_rel->relhassubclass &&
 		 find_inheritance_children(RelationGetRelid(relation), NoLock) != NIL))
-		dlock_shape_raise_changed(relation, _("It inherits, or is inherited from."));
+		raise_changed(relation, _("It inherits, or is inherited from."));
 }
 
 /* Take a row apart.  The values point into the tuple. */

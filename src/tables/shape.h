@@ -34,7 +34,6 @@ typedef struct DlockShape
 
 extern const DlockShape dlock_shapes[DLOCK_NUM_TABLES];
 
-extern void dlock_shape_raise_changed(Relation relation, const char *detail);
 extern Oid	dlock_shape_key_index(Relation relation);
 extern void dlock_shape_check(Relation relation, const DlockShape *shape);
 extern void dlock_shape_take_row(Relation relation, const DlockShape *shape,

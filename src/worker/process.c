@@ -95,8 +95,8 @@ pin_settings(void)
 /* Our database, which cannot be renamed while we are connected */
 static NameData database_name;
 
-const char *
-dlock_process_database(void)
+static const char *
+process_database(void)
 {
 	return NameStr(database_name);
 }
@@ -169,7 +169,7 @@ log_cancel(void)
 	cancel_requested = false;
 	ereport(LOG,
 			(errmsg("%s in database \"%s\" ignores a request to cancel",
-					MyBgworkerEntry->bgw_type, dlock_process_database()),
+					MyBgworkerEntry->bgw_type, process_database()),
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
@@ -283,7 +283,7 @@ dlock_error_is_lock(int code)
 		code == ERRCODE_T_R_DEADLOCK_DETECTED;
 }
 
-/* Count a lock timeout.  Returns true at most once in patience_ms. */
+/* Is a lock timeout to be reported?  At most one in patience_ms is. */
 static bool
 is_out_of_patience(DlockTask *task)
 {
@@ -338,7 +338,7 @@ recover(DlockTask *task)
 		task->patience_ends = 0;
 	if (is_told && is_to_be_logged(task, error->sqlerrcode) &&
 		!(is_lock && task->tell_of_lock &&
-		  task->tell_of_lock(dlock_process_database())))
+		  task->tell_of_lock(process_database())))
 		EmitErrorReport();
 	if (is_told && task->failed)
 		task->failed(error->sqlerrcode);
@@ -354,7 +354,7 @@ static void
 tell_of_task(void *arg)
 {
 	errcontext("%s, in database \"%s\"", ((const DlockTask *) arg)->what,
-			   dlock_process_database());
+			   process_database());
 }
 
 /* Perform a task, or log its error.  Returns the time of the next call. */

@@ -40,7 +40,6 @@ typedef struct DlockTask
 } DlockTask;
 
 /* process.c */
-extern const char *dlock_process_database(void);
 extern DlockSpace *dlock_process_begin(DlockOffice office,
 									   pqsigfunc terminate);
 extern void dlock_process_signals(void);

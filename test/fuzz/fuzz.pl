@@ -21,7 +21,6 @@ use warnings FATAL => 'all';
 
 use IO::Select;
 use IPC::Open3;
-use POSIX qw(WNOHANG);
 use Time::HiRes qw(time usleep);
 
 my ($psql, $dir, $seed, $seconds, $sessions) = @ARGV;

@@ -13,7 +13,6 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Example;
 use Dlock::Python;
 use Dlock::Test;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $python = find_python('import psycopg2, sqlalchemy');

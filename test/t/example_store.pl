@@ -14,7 +14,6 @@ use Dlock::Example;
 use Dlock::Python;
 use Dlock::Test;
 use HTTP::Tiny;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $python = find_python('import psycopg; import sys; '

@@ -19,7 +19,6 @@ use Dlock::Clock;
 use Dlock::Lease;
 use Dlock::Standby;
 use Dlock::Test;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();

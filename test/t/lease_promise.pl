@@ -22,7 +22,6 @@ use Dlock::Lease;
 use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Worker;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();

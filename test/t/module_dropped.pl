@@ -16,7 +16,6 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
 use Dlock::Test;
-use Dlock::Worker;
 use Test::More;
 
 # No session looks for deadlocks.

@@ -21,7 +21,6 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
-use Encode qw(decode);
 use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;

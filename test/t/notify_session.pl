@@ -19,7 +19,6 @@ use Dlock::Lease qw(:DEFAULT enqueue);
 use Dlock::Test;
 use Encode qw(encode);
 use JSON::PP qw(decode_json);
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Streaming is allowed, so that a commit can wait for a standby.

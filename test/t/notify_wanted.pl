@@ -13,7 +13,6 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease qw(:DEFAULT enqueue);
 use Dlock::Test;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server(

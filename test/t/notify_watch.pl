@@ -17,7 +17,6 @@ use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Test;
 use JSON::PP qw(decode_json);
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server(
