@@ -330,9 +330,10 @@ completionsdir ?= $(patsubst %/bin,%,$(bindir))/share/bash-completion/completion
 
 all: src/bin/dlock
 
+# from 17 on, libpq_pgport names libpq alone
 src/bin/dlock: $(BIN_OBJS)
-	$(CC) $(CFLAGS) $(BIN_OBJS) $(LDFLAGS) $(LDFLAGS_EX) -lpgfeutils \
-		$(libpq_pgport) $(call ncurses,libs) -lm -o $@
+	$(CC) $(CFLAGS) $(BIN_OBJS) $(LDFLAGS) $(LDFLAGS_EX) -L$(pkglibdir) \
+		-lpgfeutils -lpgcommon -lpgport $(libpq) $(call ncurses,libs) -lm -o $@
 
 $(BIN_OBJS): $(source)dlock.control
 $(BIN_OBJS): override CPPFLAGS += -I$(includedir)
