@@ -114,8 +114,8 @@ dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
 
 	if (column <= 0 || SPI_gettypeid(descriptor, column) != type)
 		raise_changed(relation,
-								  psprintf(_("It has no column \"%s\" of type %s."),
-										   name, format_type_be(type)));
+					  psprintf(_("It has no column \"%s\" of type %s."),
+							   name, format_type_be(type)));
 	return column;
 }
 
@@ -130,8 +130,8 @@ dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
 
 	if (is_null)
 		raise_changed(relation,
-								  psprintf(_("A row has a null in column \"%s\"."),
-										   name));
+					  psprintf(_("A row has a null in column \"%s\"."),
+							   name));
 	return datum;
 }
 
@@ -163,8 +163,8 @@ check_columns(Relation relation, const DlockShape *shape)
 		{
 			if (!found->attisdropped)
 				raise_changed(relation,
-										  psprintf(_("It has a column \"%s\" that was added."),
-												   NameStr(found->attname)));
+							  psprintf(_("It has a column \"%s\" that was added."),
+									   NameStr(found->attname)));
 		}
 		else if (found == NULL || found->attisdropped ||
 				 strcmp(NameStr(found->attname), column->name) != 0 ||
@@ -172,10 +172,10 @@ check_columns(Relation relation, const DlockShape *shape)
 				 found->attnotnull == column->nullable ||
 				 found->atthasdef || found->attidentity != '\0')
 			raise_changed(relation,
-									  psprintf(_("Its column %d is not \"%s\" of type %s, %s, without a default."),
-											   i + 1, column->name,
-											   format_type_be(column->type),
-											   column->nullable ? "nullable" : "NOT NULL"));
+						  psprintf(_("Its column %d is not \"%s\" of type %s, %s, without a default."),
+								   i + 1, column->name,
+								   format_type_be(column->type),
+								   column->nullable ? "nullable" : "NOT NULL"));
 	}
 	if (descriptor->constr && descriptor->constr->num_check > 0)
 		raise_changed(relation, _("It has a CHECK constraint."));
@@ -228,8 +228,8 @@ check_triggers(Relation relation)
 									 trigger->tgfoid) == extension;
 		if (!is_expected)
 			raise_changed(relation,
-									  psprintf(_("Trigger \"%s\" was added, or is enabled in another way."),
-											   trigger->tgname));
+						  psprintf(_("Trigger \"%s\" was added, or is enabled in another way."),
+								   trigger->tgname));
 	}
 	if (count != (int) lengthof(expected))
 		raise_changed(relation, _("One of its triggers was dropped."));
@@ -297,13 +297,12 @@ check_indexes(Relation relation)
 		found |= is_key;
 		if (!is_plain)
 			raise_changed(relation,
-									  psprintf(_("Index \"%s\" was added."),
-											   name));
+						  psprintf(_("Index \"%s\" was added."),
+								   name));
 	}
 	list_free(indexes);
 	if (!found)
-		raise_changed(relation,
-								  _("Its primary key is not its first column."));
+		raise_changed(relation, _("Its primary key is not its first column."));
 }
 
 /* Raise 55000 if a table is unlogged or does not have this shape. */
@@ -313,7 +312,7 @@ dlock_shape_check(Relation relation, const DlockShape *shape)
 	dlock_check_permanent(relation);
 	if (relation->rd_rel->relam != HEAP_TABLE_AM_OID)
 		raise_changed(relation,
-								  _("It has another access method than \"heap\"."));
+					  _("It has another access method than \"heap\"."));
 	check_columns(relation, shape);
 	check_triggers(relation);
 	check_indexes(relation);
