@@ -110,7 +110,9 @@ $new->command_ok(
 		'-B', $new->config_data('--bindir'), '-s', $new->host,
 		'-p', $old->port, '-P', $new->port
 	],
-	'pg_upgrade');
+	'pg_upgrade')
+  or diag(map { "$_:\n" . slurp_file($_) }
+	  glob $new->data_dir . '/pg_upgrade_output.d/*/log/*.log');
 note(sprintf 'from %s to %s', map { $_->config_data('--version') } $old, $new);
 
 #
