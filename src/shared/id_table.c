@@ -18,7 +18,6 @@
 
 #include "shared/buckets.h"
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /* The memory must be zero, and unknown to other processes. */
 void

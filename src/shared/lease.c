@@ -22,7 +22,6 @@
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 #define MAX_RENEW_MS	10000	/* longest wait for standbys in a renewal */
 

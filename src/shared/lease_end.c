@@ -20,7 +20,6 @@
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /* A lease's first ticket, with a new reference; or NULL */
 static DlockLeaseTicket *

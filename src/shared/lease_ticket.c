@@ -15,7 +15,6 @@
 #include "storage/ipc.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /* Does the delay of a ticket's lease close the lock, now or soon (I16)? */
 bool

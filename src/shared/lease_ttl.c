@@ -23,7 +23,6 @@
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /* Make the worker check a lease. */
 static void

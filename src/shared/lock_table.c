@@ -20,7 +20,6 @@
 
 #include "miscadmin.h"
 #include "shared/buckets.h"
-#include "shared/inner.h"
 
 /* Sizes of entries are multiples of this, so that a spare fits more often. */
 #define ENTRY_STEP	32

@@ -15,7 +15,6 @@
 #include "utils/syscache.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /* How many spaces a process that loads its space looks at */
 #define LOOKS_AT_ONCE	64

@@ -15,7 +15,6 @@
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /*
  * The records that this backend uses: a stack, in which levels never fall.

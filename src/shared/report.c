@@ -14,7 +14,6 @@
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
-#include "shared/inner.h"
 
 /* At most this many tickets of a lease are checked for holding a lock. */
 #define MAX_LOOKED_AT	256

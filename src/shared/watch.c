@@ -21,7 +21,6 @@
 #include "miscadmin.h"
 
 #include "shared/buckets.h"
-#include "shared/inner.h"
 
 /* Minimum time between two messages about a name, in microseconds */
 #define INTERVAL		10000
