@@ -11,7 +11,6 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "storage/latch.h"
 #include "storage/proc.h"

@@ -12,7 +12,6 @@
 
 #include "access/xact.h"
 #include "common/hashfn.h"
-#include "storage/ipc.h"
 
 #include "shared/lease.h"
 

@@ -18,7 +18,6 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
 #include "shared/buckets.h"
 
 /* Sizes of entries are multiples of this, so that a spare fits more often. */

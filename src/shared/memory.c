@@ -12,7 +12,6 @@
 
 #include <sys/statvfs.h>
 
-#include "miscadmin.h"
 #include "storage/dsm_impl.h"
 #include "utils/guc.h"
 

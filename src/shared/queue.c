@@ -13,11 +13,8 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
-#include "utils/memutils.h"
 
 #include "shared/lease.h"
 #include "shared/queue.h"

@@ -11,9 +11,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "miscadmin.h"
-#include "storage/ipc.h"
-#include "utils/memutils.h"
 
 #include "shared/queue.h"
 

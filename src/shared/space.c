@@ -9,7 +9,6 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_extension.h"
 #include "commands/extension.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
