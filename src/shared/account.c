@@ -138,13 +138,6 @@ count_memory(Account *account, int64 change)
 		report_account(account);
 }
 
-/* Raises nothing. */
-static void
-return_memory(Oid role, Size size)
-{
-	count_memory(open_account(role, false), -(int64) size);
-}
-
 /*
  * Move the count of some memory to another role.  Raises 53200, but only if the
  * role has no account yet.
@@ -354,11 +347,12 @@ dlock_allocate_if_free(Oid role, Size size)
 	return pointer;
 }
 
+/* Raises nothing. */
 void
 dlock_release_memory(Oid role, void *object, Size size)
 {
 	dsa_free(dlock_area, dlock_pointer(object));
-	return_memory(role, size);
+	count_memory(open_account(role, false), -(int64) size);
 }
 
 /* Copy a text; returns an invalid pointer for NULL.  Raises 53200. */
