@@ -34,17 +34,11 @@ announcement_of(DlockTicket *ticket)
 	return dlock_address(ticket->announcement);
 }
 
-static DlockSpace *
-space_of_ticket(DlockTicket *ticket)
-{
-	return dlock_space_at(ticket->space);
-}
-
 /* Copy a ticket's channel, or "" if the ticket has no announcement. */
 void
 dlock_announcement_channel(DlockTicket *ticket, char *channel)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 
 	channel[0] = '\0';
 	/* this may miss an announcement that another process is setting */
@@ -106,7 +100,7 @@ void
 dlock_announcement_count(DlockTicket *ticket)
 {
 	announcement_of(ticket)->counted = true;
-	pg_atomic_fetch_add_u32(&space_of_ticket(ticket)->announced, 1);
+	pg_atomic_fetch_add_u32(&dlock_space_at(ticket->space)->announced, 1);
 }
 
 /* Free an announcement that has no ticket and is in no outbox. */
@@ -128,7 +122,7 @@ void
 dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 						   bool keep)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 	DlockAnnouncement *before = NULL;
 	bool		orphaned = false;
 
@@ -155,7 +149,7 @@ dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 void
 dlock_announcement_orphan(DlockTicket *ticket)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 	bool		unarmed = false;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
@@ -206,7 +200,7 @@ events_to_tell(DlockAnnouncement *announcement, uint32 events)
 void
 dlock_announcement_event(DlockTicket *ticket, uint32 events)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	if (DsaPointerIsValid(ticket->announcement))
@@ -226,7 +220,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
 	announcement->armed = true;
 	announcement->armer = 0;
-	post(space_of_ticket(ticket), announcement);
+	post(dlock_space_at(ticket->space), announcement);
 	if (announcement->orphaned)
 		ticket->announcement = InvalidDsaPointer;
 }
@@ -237,7 +231,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 {
 	DlockAnnouncement *announcement;
 
-	Assert(LWLockHeldByMe(&space_of_ticket(ticket)->outbox_lock));
+	Assert(LWLockHeldByMe(&dlock_space_at(ticket->space)->outbox_lock));
 	if (!DsaPointerIsValid(ticket->announcement))
 		return NULL;
 	announcement = announcement_of(ticket);
@@ -249,7 +243,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 void
 dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 	DlockAnnouncement *announcement;
 	bool		posted = false;
 
@@ -272,7 +266,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 	uint64		claim = 0;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
@@ -294,7 +288,7 @@ dlock_announcement_claim(DlockTicket *ticket)
 uint64
 dlock_announcement_my_claim(DlockTicket *ticket)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 	DlockAnnouncement *announcement;
 	uint64		claim;
 
@@ -309,7 +303,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {
-	DlockSpace *space = space_of_ticket(ticket);
+	DlockSpace *space = dlock_space_at(ticket->space);
 
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;
