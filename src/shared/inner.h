@@ -309,6 +309,5 @@ extern void dlock_watch_purge(DlockSpace *space);
 
 /* launcher.c */
 extern bool dlock_worker_comes(DlockSpace *space);
-extern void dlock_sender_wake(DlockSpace *space);
 
 #endif							/* DLOCK_SHARED_INNER_H */

@@ -130,14 +130,6 @@ dlock_worker_comes(DlockSpace *space)
 	return pg_atomic_read_u32(&space->worker_comes) != 0;
 }
 
-/* Wake the sender or, if there is none, the worker, which starts one. */
-void
-dlock_sender_wake(DlockSpace *space)
-{
-	if (!dlock_office_wake(space, DLOCK_SENDER))
-		(void) dlock_worker_wake(space);
-}
-
 /*
  * Is another process of the space's database attached?  If "waits" is set,
  * only a process that waits for a lock counts.

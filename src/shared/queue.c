@@ -36,8 +36,10 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 		set_latches(wakeups);
 	if (unlikely(wakeups->space != NULL))
 		(void) dlock_worker_wake(wakeups->space);
-	else if (unlikely(wakeups->outbox != NULL))
-		dlock_sender_wake(wakeups->outbox);
+	/* without a sender, wake the worker, which starts one */
+	else if (unlikely(wakeups->outbox != NULL) &&
+			 !dlock_office_wake(wakeups->outbox, DLOCK_SENDER))
+		(void) dlock_worker_wake(wakeups->outbox);
 	if (unlikely(heir != NULL))
 	{
 		wakeups->heir = NULL;
