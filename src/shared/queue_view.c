@@ -137,7 +137,7 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 	DlockLock  *lock = dlock_lock_find(key);
 	DlockHolding result = DLOCK_HELD_BY_NOBODY;
 	DlockTicket *ticket = NULL;
-	Grant		grant;
+	bool		durable;
 
 	if (lock)
 	{
@@ -148,15 +148,10 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 			ticket = ticket_at(ticket->link.prev);
 	}
 	if (ticket)
-	{
 		copy_holder(holder, ticket);
-		grant = grant_of(ticket, key);
-	}
-	if (lock)
-		dlock_lock_release(lock);
-
+	durable = let_go_of_found(lock, key, ticket);
 	if (ticket)
-		return is_durable(&grant) ? DLOCK_HELD : DLOCK_HELD_NOT_YET;
+		return durable ? DLOCK_HELD : DLOCK_HELD_NOT_YET;
 	dlock_journal_flush_removal(space, key);
 	return result;
 }
