@@ -46,12 +46,6 @@ lock_at(dsa_pointer pointer)
 	return dlock_address(pointer);
 }
 
-static inline dsa_pointer *
-find_bucket(DlockPartition *partition, uint32 hash)
-{
-	return dlock_bucket_of(&partition->buckets, hash);
-}
-
 static DlockLock *
 find_in(dsa_pointer *bucket, const DlockKey *key)
 {
@@ -78,7 +72,7 @@ dlock_lock_find(const DlockKey *key)
 	/* I8 */
 	Assert(!LWLockHeldByMe(&partition->lock));
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	lock = find_in(find_bucket(partition, key->hash), key);
+	lock = find_in(dlock_bucket_of(&partition->buckets, key->hash), key);
 	if (lock == NULL)
 		LWLockRelease(&partition->lock);
 	return lock;
@@ -217,14 +211,14 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 
 	prepare(partition, key, role);
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	bucket = find_bucket(partition, key->hash);
+	bucket = dlock_bucket_of(&partition->buckets, key->hash);
 	lock = find_in(bucket, key);
 	if (lock)
 		return lock;
 	if (unlikely(partition->buckets.count >= partition->buckets.num_buckets))
 	{
 		dlock_buckets_divide(&partition->buckets, next_lock);
-		bucket = find_bucket(partition, key->hash);
+		bucket = dlock_bucket_of(&partition->buckets, key->hash);
 	}
 
 	lock = spare;
@@ -250,7 +244,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 static void
 unlink_entry(DlockPartition *partition, DlockLock *lock)
 {
-	dsa_pointer *link = find_bucket(partition, lock->key.hash);
+	dsa_pointer *link = dlock_bucket_of(&partition->buckets, lock->key.hash);
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	while (*link != dlock_pointer(lock))
