@@ -30,15 +30,6 @@ const int64 dlock_wait_bounds[] = {
 StaticAssertDecl(lengthof(dlock_wait_bounds) == DLOCK_WAIT_BUCKETS,
 				 "dlock_wait_bounds must match DLOCK_WAIT_BUCKETS");
 
-/* Count for a space that is not the one this backend counts for. */
-void
-dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
-					  int64 amount)
-{
-	pg_atomic_fetch_add_u64(&dlock_space_at(ticket->space)->counters[counter],
-							amount);
-}
-
 void
 dlock_count_wait(uint64 waited)
 {

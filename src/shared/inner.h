@@ -149,8 +149,6 @@ extern void dlock_leave_slot(void);
 
 /* counter.c */
 extern void dlock_count_for(DlockSpace *space);
-extern void dlock_count_elsewhere(const DlockTicket *ticket,
-								  DlockCounter counter, int64 amount);
 
 /* Add to a counter of a ticket's space.  The amount can be negative. */
 static inline void
@@ -160,7 +158,8 @@ dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 	if (likely(pg_atomic_read_u64(&dlock_my_backend->space) == ticket->space))
 		dlock_count(counter, (uint64) amount);
 	else
-		dlock_count_elsewhere(ticket, counter, amount);
+		pg_atomic_fetch_add_u64(&dlock_space_at(ticket->space)->counters[counter],
+								amount);
 }
 
 
