@@ -60,13 +60,6 @@ number_of(DlockRecord *record)
 		dlock_record_ticket(record)->ticket.number;
 }
 
-static dsa_pointer
-space_of_record(DlockRecord *record)
-{
-	return record->is_lease ? dlock_record_lease(record)->space :
-		dlock_record_ticket(record)->ticket.space;
-}
-
 static dsa_pointer *
 next_number(dsa_pointer entry, uint32 *hash)
 {
@@ -139,7 +132,7 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 
 		next = record->next_id;
 		if (number_of(record) == number &&
-			space_of_record(record) == dlock_pointer(space))
+			dlock_record_lease_of(record)->space == dlock_pointer(space))
 			found = record;
 	}
 	if (found)
