@@ -16,15 +16,6 @@ dlock_lease_ticket_size(const DlockKey *key)
 	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key);
 }
 
-/* Is the ticket stored behind its single lease, in one piece of memory? */
-static inline bool
-dlock_lease_ticket_is_inside(const DlockLease *lease,
-							 const DlockLeaseTicket *ticket)
-{
-	return (const char *) ticket ==
-		(const char *) lease + DLOCK_SINGLE_LEASE_SIZE;
-}
-
 /* The first ENDING ticket that the lease's delay keeps in its lock, or NULL */
 static inline DlockLeaseTicket *
 dlock_lease_first_closed(const DlockLease *lease)

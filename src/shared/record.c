@@ -85,7 +85,8 @@ free_ticket(DlockLeaseTicket *ticket)
 	dlock_request_delete(ticket);
 	dlock_text_free(ticket->ticket.role, ticket->owner);
 	dlock_ticket_release_texts(&ticket->ticket);
-	if (!dlock_lease_ticket_is_inside(lease, ticket))
+	/* a ticket that is stored behind its single lease is freed with it */
+	if ((char *) ticket != (char *) lease + DLOCK_SINGLE_LEASE_SIZE)
 		dlock_release_memory(ticket->ticket.role, ticket,
 							 dlock_lease_ticket_size(&ticket->key));
 	dlock_record_unref(&lease->record);
