@@ -180,7 +180,7 @@ foreach my $left ([ 4, 'dlock_queue' ], [ 2, 'dlock_queue_lease' ])
 	my @lines = $log =~
 	  /LOG:  left out $rows rows of table "$table", which belong to another server/g;
 
-	is(@lines, 3, "the log tells of the rows of $table");
+	is(@lines, scalar keys %databases, "the log tells of the rows of $table");
 }
 $new->stop;
 done_testing();
