@@ -95,12 +95,6 @@ pin_settings(void)
 /* Our database, which cannot be renamed while we are connected */
 static NameData database_name;
 
-static const char *
-process_database(void)
-{
-	return NameStr(database_name);
-}
-
 /* Leave the shared state, as the last step of the exit. */
 static void
 leave_shared_state(void)
@@ -169,7 +163,7 @@ log_cancel(void)
 	cancel_requested = false;
 	ereport(LOG,
 			(errmsg("%s in database \"%s\" ignores a request to cancel",
-					MyBgworkerEntry->bgw_type, process_database()),
+					MyBgworkerEntry->bgw_type, NameStr(database_name)),
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
@@ -338,7 +332,7 @@ recover(DlockTask *task)
 		task->patience_ends = 0;
 	if (is_told && is_to_be_logged(task, error->sqlerrcode) &&
 		!(is_lock && task->tell_of_lock &&
-		  task->tell_of_lock(process_database())))
+		  task->tell_of_lock(NameStr(database_name))))
 		EmitErrorReport();
 	if (is_told && task->failed)
 		task->failed(error->sqlerrcode);
@@ -354,7 +348,7 @@ static void
 tell_of_task(void *arg)
 {
 	errcontext("%s, in database \"%s\"", ((const DlockTask *) arg)->what,
-			   process_database());
+			   NameStr(database_name));
 }
 
 /* Perform a task, or log its error.  Returns the time of the next call. */
