@@ -106,13 +106,6 @@ note_inheritance(const DlockImage *image)
 	ticket->inherited = true;
 }
 
-/* Can a caller be waiting for this image's flush?  A release does not wait. */
-static bool
-is_awaited(const DlockImage *image)
-{
-	return !image->over && image->durability != SYNCHRONOUS_COMMIT_OFF;
-}
-
 /*
  * A lone caller flushes for itself.  If several callers wait, the worker
  * flushes before it wakes them.  Otherwise all would wake only to wait for one
@@ -125,8 +118,10 @@ flush_for_all(XLogRecPtr lsn)
 	uint64		now = dlock_monotonic_now();
 	int			waiting = 0;
 
+	/* a release does not wait for the flush */
 	for (int i = 0; i < num_images; i++)
-		waiting += is_awaited(&images[i]) ? 1 : 0;
+		waiting += !images[i].over &&
+			images[i].durability != SYNCHRONOUS_COMMIT_OFF ? 1 : 0;
 	if (waiting > 1)
 		crowded_until = now + CROWD_MS * 1000;
 	if (waiting > 0 && now < crowded_until)
