@@ -472,17 +472,6 @@ dlock_loaded_space(void)
 	return space;
 }
 
-/* Does a row have this name?  Sets *has.  Returns false if "until" passes. */
-static bool
-look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
-{
-	if (!lock_table(space, "dlock_queue", until))
-		return false;
-	*has = dlock_rows_have_name(space, key);
-	unlock_table(space, "dlock_queue");
-	return true;
-}
-
 /*
  * Load the rows that a session's request for a name needs.  If no row has the
  * name, the request needs no row, because no row is added before all rows are
@@ -507,8 +496,10 @@ dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,
 	if (load(space, now, now))
 		return true;
 	(void) dlock_worker_wake(space);
-	if (!look_for_name(space, key, until, &has))
+	if (!lock_table(space, "dlock_queue", until))
 		return pg_atomic_read_u32(&space->loaded) != 0;
+	has = dlock_rows_have_name(space, key);
+	unlock_table(space, "dlock_queue");
 	if (leased)
 		*leased = has;
 	return has ? wait_for_load(space, until) : load_slots(space, until);
