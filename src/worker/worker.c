@@ -77,7 +77,6 @@ static bool is_wanted(void);
 /* Leases that this worker does not know yet, each with a reference */
 static DlockLease **unknown = NULL;
 static uint64 num_unknown = 0;
-static uint64 max_unknown = 0;
 static bool knows_all = false;
 
 #define LEARN_AT_ONCE	256		/* leases per step */
@@ -193,9 +192,9 @@ static void
 collect_unknown(void)
 {
 	DlockLease *lease = NULL;
-
 	/* the worker learns of new leases from the journal */
-	max_unknown = my_space->leases.length + 64;
+	uint64		max_unknown = my_space->leases.length + 64;
+
 	if (unknown)
 		pfree(unknown);
 	unknown = NULL;
