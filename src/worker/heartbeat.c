@@ -20,29 +20,23 @@ static uint32 counts[64];
 static uint64 next_heartbeat = 0;
 
 /*
+ * Count a lease.  Returns its class, for dlock_heartbeat_remove().
+ *
  * A lease of class n needs a heartbeat in each quarter of 2^n us.  A lease of
  * class -1 needs none.  With remote_apply, twice as many are needed, because a
  * standby reports a heartbeat's replay only when the next heartbeat comes.
  */
-static int
-class_of(const DlockLease *lease)
-{
-	int			durability = dlock_lease_durability(lease);
-
-	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		return -1;
-	return pg_leftmost_one_pos64((uint64) dlock_lease_ttl(lease)) -
-		(durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
-}
-
-/* Count a lease.  Returns its class, for dlock_heartbeat_remove(). */
 int
 dlock_heartbeat_add(const DlockLease *lease)
 {
-	int			class = class_of(lease);
+	int			durability = dlock_lease_durability(lease);
+	int			class;
 
-	if (class >= 0)
-		counts[class]++;
+	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		return -1;
+	class = pg_leftmost_one_pos64((uint64) dlock_lease_ttl(lease)) -
+		(durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
+	counts[class]++;
 	return class;
 }
 
