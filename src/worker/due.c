@@ -19,8 +19,6 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-#define NEVER			DLOCK_NO_DEADLINE
-
 typedef struct Look
 {
 	DlockLease *lease;			/* with a reference; hash key, must be first */
@@ -166,7 +164,7 @@ dlock_due_remove(DlockLease *lease)
 uint64
 dlock_due_next(void)
 {
-	return pairingheap_is_empty(looks_by_due) ? NEVER :
+	return pairingheap_is_empty(looks_by_due) ? DLOCK_NO_DEADLINE :
 		pairingheap_container(Look, node,
 							  pairingheap_first(looks_by_due))->due;
 }

@@ -19,8 +19,6 @@
 
 #define POLL_MS		10			/* between checks for standbys' answers */
 
-#define NEVER		DLOCK_NO_DEADLINE
-
 typedef struct Grant
 {
 	DlockLeaseTicket *ticket;	/* with a reference; hash key, must be first */
@@ -114,7 +112,7 @@ dlock_grants_announce(uint64 step)
 				return 0;
 		}
 	}
-	return hash_get_num_entries(grants) == 0 ? NEVER :
+	return hash_get_num_entries(grants) == 0 ? DLOCK_NO_DEADLINE :
 		dlock_monotonic_now() + POLL_MS * 1000;
 }
 
