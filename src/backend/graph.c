@@ -53,7 +53,6 @@ dlock_graph_read_wait(int procno, DlockWait *wait)
 	wait->count = backend->wait_count;
 	wait->number = backend->wait_ticket;
 	wait->mode = backend->wait_mode;
-	wait->permits = backend->wait_permits;
 	if (wait->number != 0)
 		dlock_key_copy(&wait->key, &backend->wait_key);
 	SpinLockRelease(&backend->mutex);

@@ -20,7 +20,6 @@ typedef struct DlockWait
 	uint64		count;
 	int64		number;			/* of the waiting ticket */
 	DlockMode	mode;
-	int32		permits;
 	DlockKey	key;			/* of the ticket's lock */
 } DlockWait;
 
