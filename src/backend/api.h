@@ -41,8 +41,7 @@ extern void dlock_get_request(FunctionCallInfo fcinfo, int shared,
 							  DlockRequest *request);
 extern const char *dlock_get_channel(FunctionCallInfo fcinfo, int argument,
 									 DlockScope scope);
-extern DlockLease *dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space,
-								   int argument);
+extern DlockLease *dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space);
 extern void dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
 								DlockTimeout timeout, DlockOutcome outcome);
 

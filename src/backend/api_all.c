@@ -149,7 +149,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		else
 			request.key = *sorted[0];
 		(void) dlock_request_wait_for_load(space, &request, &outcome);
-		request.lease = dlock_get_lease(fcinfo, space, 1);
+		request.lease = dlock_get_lease(fcinfo, space);
 	}
 	acquired = dlock_session_acquire_all(space, &request, sorted, unique,
 										 fences, &failed, &outcome);

@@ -87,7 +87,7 @@ begin_request(FunctionCallInfo fcinfo, bool ttl, DlockRequest *request,
 	dlock_get_request(fcinfo, 3, request);
 	(void) dlock_request_wait_for_load(space, request, &outcome);
 	if (!ttl)
-		request->lease = dlock_get_lease(fcinfo, space, 1);
+		request->lease = dlock_get_lease(fcinfo, space);
 	else
 	{
 		dlock_need(fcinfo, 1, "ttl");

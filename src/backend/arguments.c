@@ -321,11 +321,11 @@ dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
 			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
 }
 
-/* Find the lease that an argument names, and note a use of the lease. */
+/* Find the lease, the second argument, and note a use of the lease. */
 DlockLease *
-dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
+dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space)
 {
-	int64		number = dlock_get_int64(fcinfo, argument, "lease");
+	int64		number = dlock_get_int64(fcinfo, 1, "lease");
 	DlockLease *lease = dlock_lease_find(space, number);
 
 	if (lease == NULL)
