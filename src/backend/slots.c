@@ -64,10 +64,13 @@ static void slots_at_xact_end(XactEvent event, void *arg);
 static void slots_at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 								 SubTransactionId parentSubid, void *arg);
 
-static void
-prepare_names(void)
+/* Add a name, whose row may change, to "names", and keep the lock's entry. */
+void
+dlock_slots_note(DlockSpace *space, const DlockKey *key)
 {
 	static bool registered = false;
+	NotedName  *name;
+	DlockLock  *lock;
 
 	if (!registered)
 	{
@@ -77,16 +80,6 @@ prepare_names(void)
 	}
 	if (table_of_names == NULL)
 		table_of_names = dlock_held_make_table("dlock slots", sizeof(NotedName));
-}
-
-/* Add a name, whose row may change, to "names", and keep the lock's entry. */
-void
-dlock_slots_note(DlockSpace *space, const DlockKey *key)
-{
-	NotedName  *name;
-	DlockLock  *lock;
-
-	prepare_names();
 	if (hash_search(table_of_names, key, HASH_FIND, NULL) != NULL)
 		return;
 	lock = dlock_queue_expect_slots(key, OidIsValid(setter) ?
