@@ -20,7 +20,6 @@
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/wait_event.h"

@@ -11,12 +11,9 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
-#include "storage/latch.h"
 #include "tcop/tcopprot.h"
-#include "utils/wait_event.h"
 
 #include "shared/shared.h"
 #include "tables/tables.h"

@@ -29,8 +29,6 @@
 #include "storage/procarray.h"
 #include "tcop/tcopprot.h"
 #include "utils/memutils.h"
-#include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 #include "shared/shared.h"
 #include "tables/tables.h"
