@@ -64,7 +64,6 @@ announce_wait(const DlockRequest *request, int64 number)
 	me->wait_lease = has_lease(request) ?
 		dlock_pointer(request->lease) : InvalidDsaPointer;
 	me->wait_mode = request->mode;
-	me->wait_permits = request->permits;
 	dlock_key_copy(&me->wait_key, &request->key);
 	SpinLockRelease(&me->mutex);
 	if (has_lease(request))

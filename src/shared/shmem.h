@@ -678,7 +678,6 @@ typedef struct DlockBackend
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
 	dsa_pointer wait_lease;		/* lease that the ticket is for; or invalid */
 	DlockMode	wait_mode;		/* requested mode */
-	int32		wait_permits;
 	DlockKey	wait_key;		/* lock waited for */
 
 	/* atomic, as all below; set if this backend is a deadlock's victim */
