@@ -72,7 +72,11 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 
-/* Forget a grant.  Announce it first, if the ticket still holds the lock. */
+/*
+ * Forget a grant.  Announce it first, if the ticket still holds the lock.  If
+ * dlock_lease_ticket_redirect() has changed the level, the journal has the
+ * ticket again, and the grant will be remembered at the new level.
+ */
 static void
 announce(Grant *grant)
 {
@@ -80,9 +84,12 @@ announce(Grant *grant)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED && !ticket->announced)
-		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
-	ticket->announced = true;
+	if (ticket->announce_at == grant->durability && !ticket->announced)
+	{
+		if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED)
+			dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
+		ticket->announced = true;
+	}
 	LWLockRelease(&space->lease_lock);
 	pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
 	(void) hash_search(grants, &ticket, HASH_REMOVE, NULL);

@@ -18,6 +18,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
@@ -558,6 +559,45 @@ foreach my $when ('grant written', 'worker terminated')
 	release(values %tickets);
 	not_told($listener, "$when: once each", 'shared');
 	$_->quit foreach $asker, values %sessions;
+}
+
+#
+# The latest request is at a higher level.  Its channel is set between the write
+# of the grant and the announcement.
+#
+SKIP:
+{
+	skip 'needs a debugger' if !debugger_works($admin);
+
+	my $waiter = session($node);
+	my $again = session($node);
+	my $me = ", 'shared', owner => 'me'";
+	my $held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	my $ticket = enqueue($waiter, 'lock', '1h', $me);
+	my ($request, $worker);
+
+	$again->query('SET synchronous_commit = on');
+	is(ask($again, $ticket), 'f', 'raised level: the lock is held');
+	$request = stop_at($again->{pid}, 'dlock_queue_redirect');
+	$again->start("SELECT dlock_ttl_enqueue('lock', '1h'$me)");
+	$request->();
+	commits_hang($node, 1);
+	# a worker that has read the setting
+	terminate_worker();
+	$worker =
+	  stop_at_last(worker($admin), 'dlock_grants_remember', 'dlock_grants_announce');
+	release($held);
+	$worker->();
+	$request->();
+	is($again->answer, $ticket, 'raised level: the same ticket');
+	$worker->();
+	not_told($listener, 'raised level: not announced at the previous one', 'shared');
+	commits_hang($node, 0);
+	told($listener, 'raised level: announced when no standby is needed',
+		announcement('granted', 'lock', $ticket));
+	release($ticket);
+	not_told($listener, 'raised level: once', 'shared');
+	$_->quit foreach $waiter, $again;
 }
 
 #
