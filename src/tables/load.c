@@ -20,6 +20,7 @@
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"	/* in 19, get_database_name() */
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/wait_event.h"

@@ -3,7 +3,8 @@
  * grants.c
  *	  The worker's private list of grants to announce once they are durable.
  *
- * Each grant is here once, under the durability at which it is announced.
+ * Each grant is here once, under the level that its announcement needed when
+ * the grant was remembered.
  *
  *-------------------------------------------------------------------------
  */

@@ -26,6 +26,7 @@
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"	/* in 19, get_database_name() */
 #include "utils/memutils.h"
 #include "utils/pidfile.h"
 #include "utils/syscache.h"

@@ -584,10 +584,14 @@ SKIP:
 	commits_hang($node, 1);
 	# a worker that has read the setting
 	terminate_worker();
+	# a worker that has remembered earlier grants
+	release($admin->query("SELECT dlock_ttl_acquire('ready', '1h')"));
 	$worker =
 	  stop_at_last(worker($admin), 'dlock_grants_remember', 'dlock_grants_announce');
 	release($held);
 	$worker->();
+	is($admin->query("SELECT granted FROM dlock_queue WHERE ticket = $ticket"),
+		't', 'raised level: granted, and written');
 	$request->();
 	is($again->answer, $ticket, 'raised level: the same ticket');
 	$worker->();
