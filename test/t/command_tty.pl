@@ -199,6 +199,15 @@ shows(qr/code 0/, 'fg lets the command start');
 ok(-e "$dir/ran", 'the command has run');
 
 # dlock top
+sub ends_top
+{
+	type("\cC");
+	# The shell omits the rest of a line after SIGINT.  Its echo of this line
+	# is not the output.
+	type("echo en''ded\n");
+	return shows(qr/ended/, 'Ctrl-C ends top');
+}
+
 $client->query(q{SELECT dlock_acquire('seen'), dlock_acquire('other')});
 type("dlock top --interval=100ms --filter=ee; echo code \$?\n");
 shows(qr/seen/, 'top shows the requested lock');
@@ -207,7 +216,11 @@ SKIP:
 	my ($path) = run_command([ 'which', 'dlock' ]);
 	my ($libraries) = run_command([ 'ldd', $path ]);
 
-	skip('dlock was built without ncurses', 4) if $libraries !~ /ncurses/;
+	if ($libraries !~ /ncurses/)
+	{
+		ends_top();
+		skip('dlock was built without ncurses', 5);
+	}
 	# the terminal echoes the input
 	type('f');
 	shows(qr/filter:/, 'f asks for a filter');
@@ -236,8 +249,7 @@ my $first = $client->query("SELECT query_start $asked");
 
 $client->query('SELECT count(*) FROM generate_series(1, 100000)') foreach 1 .. 5;
 is($client->query("SELECT query_start $asked"), $first, 'pauses');
-type("\cC");
-shows(qr/code \d/, 'Ctrl-C ends top');
+ends_top();
 type("\cC\cDexit\n") if $shell->pumpable;
 $shell->kill_kill;
 
