@@ -342,7 +342,8 @@ class both(Generic[P, T]):
     def __get__(self, caller: Any, _: Any = None) -> Any:
         if caller is None:
             return self
-        method = partial(self.function, caller)
+        function: Any = self.function
+        method = partial(function, caller)
         if isinstance(caller, Blocking):
             return lambda *values, **named: run(method(*values, **named))
         return method

@@ -961,7 +961,8 @@ row :with_advisory_lock_pool do
   pids = Array.new(2) do
     pid = nil
     Account.with_advisory_lock('model') do
-      pid = Account.connection.select_value('SELECT pg_backend_pid()')
+      # Account.connection would keep the connection after the block
+      pid = Account.connection_pool.with_connection { |lent| lent.select_value('SELECT pg_backend_pid()') }
       expect(ask("SELECT pid FROM dlock_locks WHERE name = 'model'"), pid.to_s)
     end
     expect(ActiveRecord::Base.connection_pool.stat[:busy], 0)

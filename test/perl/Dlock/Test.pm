@@ -241,13 +241,14 @@ sub kill_server
 	my $postmaster = $node->{_pid};
 
 	# A stopped postmaster starts no more children.  It stops a moment after
-	# the signal.
+	# the signal, or ends by itself, if the disk is full.
 	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
-	poll('the postmaster is stopped',
-		sub { processes(sub { $_[0] == $postmaster && $_[2] eq 'T' }) });
+	poll('the postmaster is stopped, or has ended',
+		sub { !processes(sub { $_[0] == $postmaster && $_[2] !~ /[TZ]/ }) });
 	my @children = processes(sub { $_[1] == $postmaster });
 	kill('KILL', @children) unless $alone;
-	$node->kill9;
+	if (kill(0, $postmaster)) { $node->kill9; }
+	else { undef $node->{_pid}; }
 	my %killed = map { $_ => 1 } $postmaster, @children;
 
 	poll('processes are gone',
