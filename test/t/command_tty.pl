@@ -156,14 +156,15 @@ shows(qr/code 143/, 'a signal ends the command');
 is(locks(), '0', 'the lock is free');
 
 # Each run of the command has the terminal.
-type("dlock run --every=10ms a sh -c 'read line; echo got \$line'\n");
+type("dlock run --every=10ms a sh -c 'echo up; read line; echo got \$line'\n");
+shows(qr/up/);
 foreach my $line ('one', 'two')
 {
 	type("$line\n");
-	shows(qr/got $line/, 'the command reads from the terminal, every time');
+	shows(qr/got $line\s+up/, 'the command reads from the terminal, every time');
 }
+# Just after a command's end, Ctrl-C would still reach its group, and be lost.
 type("\cC");
-# The command could still begin to read the next line.
 my $bash = $shell->{KIDS}[0]{PID};
 poll('the shell has the terminal',
 	sub { `ps -o pgid=,tpgid= -p $bash` =~ /^\s*(\d+)\s+\1\s*$/ });
