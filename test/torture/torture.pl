@@ -326,7 +326,11 @@ sub hurt
 	return 0 if $now >= $until;
 	if (!$admin->{psql}->pumpable)
 	{
-		$history->problem('the server has died of itself');
+		my @log = grep { /PANIC|TRAP|power\.c|terminated by signal/ }
+		  split /^/, slurp_file($primary->logfile);
+
+		$history->problem(join "\n", 'the server has died of itself',
+			splice @log, @log > 5 ? -5 : 0);
 		$admin->vanish;
 		poll('server is back', sub { $admin = eval { session($primary) } });
 	}

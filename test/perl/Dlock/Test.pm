@@ -233,8 +233,22 @@ sub processes
 	  map { [ /^\s*(\d+)\s+(\d+)\s+(\S)/ ] } `ps -A -o pid= -o ppid= -o state=`;
 }
 
+# Returns the files in which these processes have dynamic shared memory.
+sub segments
+{
+	my %files;
+
+	foreach my $pid (@_)
+	{
+		open my $maps, '<', "/proc/$pid/maps" or next;
+		$files{$_} = 1 foreach map { m{ (/dev/shm/PostgreSQL\.\d+)$} } <$maps>;
+	}
+	return keys %files;
+}
+
 # kill_server($node, $alone): kills all of a server's processes, or its
-# postmaster alone, and waits until the last process has ended.
+# postmaster alone, and waits until the last process has ended.  Removes the
+# shared memory, because the server may not be started again.
 sub kill_server
 {
 	my ($node, $alone) = @_;
@@ -246,6 +260,7 @@ sub kill_server
 	poll('the postmaster is stopped, or has ended',
 		sub { !processes(sub { $_[0] == $postmaster && $_[2] !~ /[TZ]/ }) });
 	my @children = processes(sub { $_[1] == $postmaster });
+	my @segments = segments(@children);
 	kill('KILL', @children) unless $alone;
 	if (kill(0, $postmaster)) { $node->kill9; }
 	else { undef $node->{_pid}; }
@@ -254,7 +269,12 @@ sub kill_server
 	poll('processes are gone',
 		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
 	# A starting server would mistake a zombie for a running server.
-	unlink $node->data_dir . '/postmaster.pid',
+	my $file = $node->data_dir . '/postmaster.pid';
+	my ($segment) =
+	  -e $file ? slurp_file($file) =~ /^ *\d+ +(\d+) *$/m : ();
+
+	shmctl($segment, 0, 0) if defined $segment;    # IPC_RMID
+	unlink @segments, $file,
 	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
 	return;
 }

@@ -551,7 +551,8 @@ sub _hold
 	return if @{ $self->{holds} } == $count;
 	my $hold = $self->{holds}[-1];
 
-	delete $hold->{end} if $ticket->{scope} eq 'xact' && $call->{block};
+	delete $hold->{end}
+	  if $ticket->{scope} eq 'xact' && $call->{block} && !$ticket->{release};
 	$hold->{begin} = $call->{begin} // $call->{answer};
 	$hold->{round} = $self->{round};
 	return;
