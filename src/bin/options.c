@@ -168,9 +168,11 @@ take_option(int i, const char *value)
 		case COUNT:
 			if (!option_parse_int(value, option, 1, INT_MAX, &number))
 				exit(EXIT_DLOCK);
-			/* FALLTHROUGH */
+			*(const char **) table[i].value = value;
+			break;
 		case TEXT:
 			*(const char **) table[i].value = value;
+			break;
 	}
 }
 
