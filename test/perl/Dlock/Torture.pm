@@ -339,15 +339,50 @@ sub standbys_count
 	  is_durable($told->{level} // $told->{sync}, 'there');
 }
 
+# A call at a level for which standbys answer raises the level of its lease,
+# even if the call fails.
+sub _begin_level
+{
+	my ($self, $call) = @_;
+
+	return unless $self->{quorum} && is_durable($call->{sync}, 'there') &&
+	  $call->{op} =~ /acquire|enqueue|retime/;
+	my @leases =
+	  $call->{lease} ? $call->{lease} :
+	  map { $_->{lease} } grep {
+		$_->{lease} && $_->{client} == $call->{client} &&
+		  $_->{name} eq $call->{name}
+	  } values %{ $self->{tickets} };
+
+	foreach my $lease (grep { $_ } map { $self->{leases}{$_} } @leases)
+	{
+		$lease->{raised} = 1;
+		$lease->{alive_until} = $call->{begin}
+		  if ($lease->{alive_until} // 0) > $call->{begin};
+	}
+	return;
+}
+
 # If standbys count for a lease, it may expire at any moment.
 sub _alive_from
 {
 	my ($self, $lease, $call) = @_;
 
 	return $self->SUPER::_alive_from($lease, $call)
-	  unless $self->standbys_count($lease);
+	  unless $lease->{raised} || $self->standbys_count($lease);
 	$lease->{alive_until} = $call->{begin}
 	  if $call->{begin} > ($lease->{alive_until} // 0);
+	return;
+}
+
+# Until standbys have answered, a grant to a raised lease does not count.
+sub _gone
+{
+	my ($self, $call, $what, $thing) = @_;
+	my $lease =
+	  exists $thing->{lease} ? $self->{leases}{ $thing->{lease} } : $thing;
+
+	return $self->SUPER::_gone($call, $what, $thing) unless $lease->{raised};
 	return;
 }
 
@@ -373,6 +408,7 @@ sub _learn_begin
 {
 	my ($self, $call) = @_;
 
+	$self->_begin_level($call);
 	if ($call->{op} eq 'end_block')
 	{
 		$self->_end_holds($call->{client}, $call->{begin}, 'xact');
