@@ -26,6 +26,11 @@ Begins to record answers to the clients of this load.
 
 Processes a line that a client has written.
 
+=item $split->learn_ttls
+
+Call this after the old primary's calls before the promotion were read, and
+before the new primary's state is learned.
+
 =item $split->found($there)
 
 Sets the new primary's state: tickets (number => row) and leases.
@@ -45,6 +50,7 @@ use warnings FATAL => 'all';
 
 use Dlock::Client qw($ttl);
 use Dlock::History qw(is_durable now);
+use List::Util qw(max);
 use Test::More;
 
 sub new
@@ -56,7 +62,8 @@ sub new
 		load => $load,
 		promoted => now(),
 		calls => {},
-		answers => []
+		answers => [],
+		ttls => {}    # lease => longest ttl that it can have had
 	}, $class;
 }
 
@@ -74,6 +81,25 @@ sub learn
 
 		push @{ $self->{answers} },
 		  { %$call, answer => $time, result => $result };
+	}
+	return;
+}
+
+# A call that failed may have changed the ttl or not.
+sub learn_ttls
+{
+	my ($self) = @_;
+
+	foreach my $lease (values %{ $self->{history}{leases} })
+	{
+		my @ttls = $lease->{ttl};
+
+		foreach my $call (@{ $lease->{ttls} // [] })
+		{
+			@ttls = () if $call->{answer} && $call->{result} =~ /^\d/;
+			push @ttls, $call->{ttl};
+		}
+		$self->{ttls}{ $lease->{number} } = max(@ttls);
 	}
 	return;
 }
@@ -166,12 +192,12 @@ sub _check_retimed
 }
 
 # Returns how long a lease may live on the old primary after a standby's last
-# answer.  The longest ttl counts: the known ttl, or a ttl that was requested
-# before the promotion, even if the answer came later.
+# answer.  The longest ttl counts: a ttl that it can have had, or a ttl that was
+# requested before the promotion, even if the answer came later.
 sub _honoured_for
 {
 	my ($self, $lease) = @_;
-	my $longest = $lease->{short} || $ttl;
+	my $longest = $self->{ttls}{ $lease->{number} } // ($lease->{short} || $ttl);
 
 	foreach my $call (
 		grep { $_->{op} eq 'retime' && $_->{lease} == $lease->{number} }

@@ -324,6 +324,7 @@ sub check
 {
 	my ($self, @arguments) = @_;
 
+	$self->{split}->learn_ttls if $self->{split} && !$self->{split}{there};
 	$self->SUPER::check(@arguments);
 	$self->{split}->found($self->{there}) if $self->{split};
 	return;
