@@ -234,12 +234,9 @@ dlock_cancel_unwatch(bool all)
 		disable_timeout(look_timeout, false);
 }
 
-/* Set the message, detail and hint of the error. */
 static int
 explain(const Watched *lost)
 {
-	errmsg("canceling statement due to loss of lock \"%.*s\"",
-		   lost->key->length, lost->key->name);
 	errdetail("This transaction guards with fence %lld, which is not held any more, so it could not commit.",
 			  (long long) lost->ticket->number);
 	errhint("Roll back, acquire the lock again, and repeat the transaction.");
@@ -261,7 +258,10 @@ dlock_cancel_check(bool may_fail)
 	lost = may_fail && num_watched <= MAX_LOOKED_AT ? find_lost() : NULL;
 	if (lost)
 		ereport(ERROR,
-				(errcode(ERRCODE_QUERY_CANCELED), explain(lost)));
+				(errcode(ERRCODE_QUERY_CANCELED),
+				 errmsg("canceling statement due to loss of lock \"%.*s\"",
+						lost->key->length, lost->key->name),
+				 explain(lost)));
 	begin_looking();
 }
 
@@ -274,5 +274,7 @@ explain_cancel(void *arg)
 	if (likely(!canceled) || geterrcode() != ERRCODE_QUERY_CANCELED ||
 		(lost = find_lost()) == NULL)
 		return;
+	errmsg("canceling statement due to loss of lock \"%.*s\"",
+		   lost->key->length, lost->key->name);
 	explain(lost);
 }
