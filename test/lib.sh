@@ -617,9 +617,12 @@ build()
 	local options="-Wall -Wextra -Werror -Wno-unused-parameter"
 
 	# clang does not know some of the server's build options
-	case $1 in *clang*)
-		options+=' -Wno-unknown-warning-option'
-		options+=' -Wno-ignored-optimization-argument' ;;
+	case $1 in
+		*clang*)
+			options+=' -Wno-unknown-warning-option'
+			options+=' -Wno-ignored-optimization-argument' ;;
+		# as PostgreSQL 19 compiles: no comment allows a fall through
+		*gcc*) options+=' -Wimplicit-fallthrough=5' ;;
 	esac
 	quiet as_user "${make[@]}" -j"$(nproc)" "CC=$1" "${@:3}" \
 		COPT="$options -isystem $headers -isystem $internal ${COPT-} ${2-}"
