@@ -342,6 +342,7 @@ class both(Generic[P, T]):
     def __get__(self, caller: Any, _: Any = None) -> Any:
         if caller is None:
             return self
+        # mypy would ask for the arguments that the caller passes later
         function: Any = self.function
         method = partial(function, caller)
         if isinstance(caller, Blocking):

@@ -268,12 +268,12 @@ sub kill_server
 
 	poll('processes are gone',
 		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
-	# A starting server would mistake a zombie for a running server.
 	my $file = $node->data_dir . '/postmaster.pid';
 	my ($segment) =
 	  -e $file ? slurp_file($file) =~ /^ *\d+ +(\d+) *$/m : ();
 
 	shmctl($segment, 0, 0) if defined $segment;    # IPC_RMID
+	# A starting server would mistake a zombie for a running server.
 	unlink @segments, $file,
 	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
 	return;

@@ -341,7 +341,7 @@ sub standbys_count
 }
 
 # A call at a level for which standbys answer raises the level of its lease,
-# even if the call fails.
+# even if the call fails.  Until they have answered, no grant to it counts.
 sub _begin_level
 {
 	my ($self, $call) = @_;
@@ -373,17 +373,6 @@ sub _alive_from
 	  unless $lease->{raised} || $self->standbys_count($lease);
 	$lease->{alive_until} = $call->{begin}
 	  if $call->{begin} > ($lease->{alive_until} // 0);
-	return;
-}
-
-# Until standbys have answered, a grant to a raised lease does not count.
-sub _gone
-{
-	my ($self, $call, $what, $thing) = @_;
-	my $lease =
-	  exists $thing->{lease} ? $self->{leases}{ $thing->{lease} } : $thing;
-
-	return $self->SUPER::_gone($call, $what, $thing) unless $lease->{raised};
 	return;
 }
 
