@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Example;
+use Dlock::Lease;
 use Dlock::Python;
 use Dlock::Test;
 use Test::More;
@@ -51,8 +52,9 @@ is( $admin->query(
 		q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' }
 		  . q{AND application_name = 'dlock'}),
 	'2', 'the tickets and the lease have one connection each');
-is( $admin->query(
-		q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'}),
+# The first heartbeat comes after a third of the ttl.
+is_now($admin,
+	q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'},
 	'4', 'the heartbeat and the work have one connection each');
 
 # The locks of nine in ten jobs are free.
