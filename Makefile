@@ -241,7 +241,6 @@ TAP = \
 	worker_parked \
 	worker_vacuum \
 	worker_settings \
-	worker_timestamp \
 	memory_limits \
 	memory_tenants \
 	memory_caught \

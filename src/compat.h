@@ -17,7 +17,6 @@
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "replication/message.h"
-#include "replication/origin.h"
 #include "replication/syncrep.h"
 #include "replication/walsender_private.h"
 #include "storage/lock.h"
@@ -50,24 +49,6 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 {
 #if PG_VERSION_NUM < 190000
 	LWLockRegisterTranche(tranche, name);
-#endif
-}
-
-/*
- * Subscribers with "origin = none" (from 16 on) do not get what this process
- * writes.  The given time becomes the origin time of each commit.
- *
- * 19: the variables became members of a structure
- */
-static inline void
-compat_do_not_replicate(TimestampTz committed_at)
-{
-#if PG_VERSION_NUM >= 190000
-	replorigin_xact_state.origin = DoNotReplicateId;
-	replorigin_xact_state.origin_timestamp = committed_at;
-#else
-	replorigin_session_origin = DoNotReplicateId;
-	replorigin_session_origin_timestamp = committed_at;
 #endif
 }
 

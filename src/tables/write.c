@@ -335,35 +335,11 @@ open_tables(DlockSpace *space)
 	return true;
 }
 
-/* Set the commit's time again, because the transaction may have waited. */
-static void
-set_commit_time(XactEvent event, void *arg)
-{
-	if (event == XACT_EVENT_PRE_COMMIT)
-		compat_do_not_replicate(GetCurrentTimestamp());
-}
-
-/*
- * Give this process's commits an origin, so that subscribers with "origin =
- * none" do not receive them.  The origin's time counts as the commit's time.
- */
-static void
-mark_origin(void)
-{
-	static bool registered = false;
-
-	if (!registered)
-		RegisterXactCallback(set_commit_time, NULL);
-	registered = true;
-	compat_do_not_replicate(GetCurrentTimestamp());
-}
-
 /* Begin a transaction.  Returns false if the extension was dropped. */
 bool
 dlock_rows_begin(DlockSpace *space)
 {
 	awaited = -1;
-	mark_origin();
 	has_foreign_rows = pg_atomic_read_u32(&space->cleared) == 0;
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
