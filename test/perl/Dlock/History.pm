@@ -586,7 +586,7 @@ sub _hold
 
 =item $history->problem($what)
 
-Records a problem.
+Records a problem, with all calls so far that concern its tickets and leases.
 
 =item $history->report($when)
 
@@ -598,8 +598,27 @@ sub problem
 {
 	my ($self, $what) = @_;
 
-	push @{ $self->{problems} }, "round $self->{round}: $what";
+	my %numbers = map { $_ => 1 } $what =~ /\b\d{12,}\b/g;
+
+	$numbers{$_} = 1
+	  foreach grep { $_ } map { $self->{tickets}{$_}{lease} }
+	  grep { $self->{tickets}{$_} } keys %numbers;
+	push @{ $self->{problems} }, join "\n", "round $self->{round}: $what",
+	  map { _line($_) } sort { $a->{begin} <=> $b->{begin} }
+	  grep { grep { $numbers{$_} } map { /\d{12,}/g } grep { defined } values %$_ }
+	  values %{ $self->{calls} };
 	return;
+}
+
+# Describes a call in a line.
+sub _line
+{
+	my ($call) = @_;
+
+	return sprintf '    %.3f-%s %s', $call->{begin},
+	  defined $call->{answer} ? sprintf('%.3f', $call->{answer}) : '',
+	  join ' ', map { "$_=" . ($call->{$_} // '') }
+	  grep { !/^(?:begin|answer|client|round)$/ } sort keys %$call;
 }
 
 sub report

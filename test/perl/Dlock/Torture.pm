@@ -497,7 +497,8 @@ sub _learn_answer
 		my $before = $op eq 'close' ? $lease->{close} :
 		  $ticket ? $ticket->{release} : undef;
 
-		$before->{answer} //= $call->{answer} if $before;
+		@$before{ 'answer', 'result' } = @$call{ 'answer', 'result' }
+		  if $before && !defined $before->{answer};
 	}
 	if ($op eq 'reenter')
 	{
