@@ -99,8 +99,8 @@ CREATE INDEX dlock_queue_name ON dlock_queue (name);
 COMMENT ON INDEX dlock_queue_name IS
 'for sessions that ask for a lock before the tables of leases have been loaded';
 
--- A publication FOR ALL TABLES cannot leave out the tables of an extension.  Rows
--- that a subscription brings belong to another server, and are dropped.
+-- A publication FOR ALL TABLES includes the tables of extensions.  Rows that a
+-- subscription brings belong to another server, and are dropped.
 CREATE FUNCTION dlock_drop_replicated()
 RETURNS trigger
 AS 'MODULE_PATHNAME', 'dlock_drop_replicated'

@@ -586,7 +586,7 @@ sub _hold
 
 =item $history->problem($what)
 
-Records a problem, with all calls so far that concern its tickets and leases.
+Records a problem, with the calls so far that name its tickets or their leases.
 
 =item $history->report($when)
 
@@ -603,10 +603,12 @@ sub problem
 	$numbers{$_} = 1
 	  foreach grep { $_ } map { $self->{tickets}{$_}{lease} }
 	  grep { $self->{tickets}{$_} } keys %numbers;
-	push @{ $self->{problems} }, join "\n", "round $self->{round}: $what",
-	  map { _line($_) } sort { $a->{begin} <=> $b->{begin} }
+	# report() shows no more than 20
+	my @calls = %numbers && @{ $self->{problems} } < 20 ?
 	  grep { grep { $numbers{$_} } map { /\d{12,}/g } grep { defined } values %$_ }
-	  values %{ $self->{calls} };
+	  values %{ $self->{calls} } : ();
+	push @{ $self->{problems} }, join "\n", "round $self->{round}: $what",
+	  map { _line($_) } sort { $a->{begin} <=> $b->{begin} } @calls;
 	return;
 }
 

@@ -497,8 +497,13 @@ sub _learn_answer
 		my $before = $op eq 'close' ? $lease->{close} :
 		  $ticket ? $ticket->{release} : undef;
 
-		@$before{ 'answer', 'result' } = @$call{ 'answer', 'result' }
-		  if $before && !defined $before->{answer};
+		if ($before && !defined $before->{answer})
+		{
+			# The end of a ticket does not tell whether the others have ended.
+			$before = $ticket->{release} = {%$before}
+			  if $op ne 'close' && !$before->{ticket};
+			@$before{ 'answer', 'result' } = @$call{ 'answer', 'result' };
+		}
 	}
 	if ($op eq 'reenter')
 	{
