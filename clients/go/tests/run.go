@@ -375,7 +375,7 @@ func wired(pass func(sent bool, text []byte) error) *dlock.Locks {
 	return over(func(config *pgx.ConnConfig) {
 		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-			return wire{conn, pass}, err
+			return wire{conn, pass, new(bytes.Buffer)}, err
 		}
 	})
 }
@@ -383,6 +383,7 @@ func wired(pass func(sent bool, text []byte) error) *dlock.Locks {
 type wire struct {
 	net.Conn
 	pass func(sent bool, text []byte) error
+	rest *bytes.Buffer
 }
 
 func (w wire) Write(text []byte) (int, error) {
@@ -392,12 +393,20 @@ func (w wire) Write(text []byte) (int, error) {
 	return w.Conn.Write(text)
 }
 
+// The server sends an answer as a whole.  The driver's buffer may have room for a part of it.
 func (w wire) Read(text []byte) (int, error) {
-	n, err := w.Conn.Read(text)
-	if failure := w.pass(false, text[:n]); failure != nil {
-		return 0, failure
+	if w.rest.Len() == 0 {
+		piece := make([]byte, 8192)
+		n, err := w.Conn.Read(piece)
+		if failure := w.pass(false, piece[:n]); failure != nil {
+			return 0, failure
+		}
+		if n == 0 {
+			return 0, err
+		}
+		w.rest.Write(piece[:n])
 	}
-	return n, err
+	return w.rest.Read(text)
 }
 
 // A context that tells when a call begins to wait
