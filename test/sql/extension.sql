@@ -225,7 +225,7 @@ SELECT dlock_version() = extversion AS same FROM pg_extension
 
 -- A library function is called without the extension.
 DROP EXTENSION dlock;
-CREATE FUNCTION is_held(name text) RETURNS boolean
+CREATE FUNCTION is_held(name text, lease bigint = NULL) RETURNS boolean
 LANGUAGE c AS '$libdir/dlock', 'dlock_is_held';
 SELECT is_held('a');
 CREATE EXTENSION dlock;
