@@ -21,6 +21,7 @@ use warnings FATAL => 'all';
 
 use IO::Select;
 use IPC::Open3;
+use POSIX ();
 use Time::HiRes qw(time usleep);
 
 my ($psql, $dir, $seed, $seconds, $sessions) = @ARGV;
