@@ -12,6 +12,7 @@
 
 #include <limits.h>
 
+#include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "parser/analyze.h"
 #include "tcop/utility.h"
@@ -110,9 +111,15 @@ set_hooks(void)
 	post_parse_analyze_hook = post_parse_analyze;
 }
 
+/*
+ * If the session has set one of these settings already, its role's right to do
+ * so is looked up, which can wait for the catalog.  A cancel there would leave
+ * some settings defined, and the next load would fail.
+ */
 void
 _PG_init(void)
 {
+	HOLD_INTERRUPTS();
 	DefineCustomIntVariable("dlock.max_memory",
 							"Sets the size of the memory that the locks of all sessions are in.",
 							"Locks and tickets may have three quarters of it. A new value takes effect when the server starts.",
@@ -171,6 +178,7 @@ _PG_init(void)
 							 NULL, NULL, NULL);
 	MarkGUCPrefixReserved("dlock");
 	set_hooks();
+	RESUME_INTERRUPTS();
 }
 
 /* The library's version, which may differ from the extension's */

@@ -456,11 +456,15 @@ ask(
 capacity($databases[0]);
 my $before = capacity($databases[0]);
 
+# One database keeps its counts, so that they tell what came of the calls.
+my @without_reset = grep { $_->{name} ne 'dlock_stats_reset' } @functions;
+
 my $until = time + $seconds;
 my %children;
 foreach my $i (0 .. $sessions * @databases - 1)
 {
 	my $database = $databases[ $i % @databases ];
+	my $callable = $i % @databases ? \@functions : \@without_reset;
 	my $file = "$dir/report.$i";
 	my $pid = fork // die "could not fork: $!";
 
@@ -474,7 +478,7 @@ foreach my $i (0 .. $sessions * @databases - 1)
 
 		# Set here and not in the database, because DISCARD ALL would reset it.
 		$ENV{PGOPTIONS} = '-c statement_timeout=400';
-		$count += converse($database, \@functions, $until, $report)
+		$count += converse($database, $callable, $until, $report)
 		  while time < $until;
 		print $report "sent $count\n";
 		POSIX::_exit(0);
@@ -500,18 +504,17 @@ foreach my $pid (keys %children)
 	}
 }
 
-my ($granted, $waited) = (0, 0);
+my ($granted, $waited, $after) = (0, 0, 0);
 
 # End the tickets and leases that only their owner or time would end.
 # Afterwards nothing may be left.
 eval {
+	($granted, $waited) = split /\|/,
+	  ask($databases[0], 'SELECT acquired, waited FROM dlock_stats');
+
 	foreach my $database (@databases)
 	{
 		my $left = 'nothing was asked';
-
-		# Acquires that succeeded
-		$granted += ask($database, 'SELECT acquired FROM dlock_stats');
-		$waited += ask($database, 'SELECT waited FROM dlock_stats');
 
 		foreach my $gid (split /\n/,
 			ask($database, 'SELECT gid FROM pg_prepared_xacts '
@@ -536,7 +539,6 @@ eval {
 
 	ask($databases[0], 'DELETE FROM dlock_reservations');
 	ask($_, 'DELETE FROM dlock_slots') foreach @databases;
-	my $after = 0;
 	poll(
 		sub {
 			$after = capacity($databases[0]);
@@ -568,7 +570,9 @@ $terminated{0} = 1 if %terminated;
 push @failures, 'nothing came of it' if $granted == 0 || $waited == 0;
 
 print "$_\n" foreach @failures > 30 ? @failures[ 0 .. 29 ] : @failures;
-printf "%d statements with %d functions in %d sessions, %d locks granted, "
-  . "%d after a wait; %d failures, seed %d\n", $statements, scalar @functions,
-  $sessions * @databases, $granted, $waited, scalar @failures, $seed;
+printf "%d statements with %d functions in %d sessions, %d locks granted in one "
+  . "database, %d after a wait, %d locks fit before and %d afterwards; "
+  . "%d failures, seed %d\n", $statements, scalar @functions,
+  $sessions * @databases, $granted, $waited, $before, $after,
+  scalar @failures, $seed;
 exit(@failures ? 1 : 0);

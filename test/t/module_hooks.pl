@@ -20,6 +20,7 @@ my $script = "$PostgreSQL::Test::Utils::tmp_check/hooks.sql";
 # statements after the ROLLBACK reuse the memory
 $node->safe_psql(
 	'postgres', q{
+CREATE ROLE ordinary LOGIN;
 CREATE TABLE numbers (i integer);
 CREATE PROCEDURE roll_back(n integer) LANGUAGE plpgsql AS $$
 DECLARE
@@ -65,5 +66,23 @@ foreach my $case (
 		[ 'pgbench', '-n', '-M', 'extended', '-t', '1', '-f', $script, 'postgres' ],
 		0, [qr/processed: 1/], [$errors], "in a pipeline, $name");
 }
+
+# A cancel comes while the first call loads the library, and the role's right to
+# a setting is looked up.
+my $admin = session($node);
+my $blocker = session($node);
+my $loader = session($node, 'postgres', 'user=ordinary');
+
+$blocker->query('BEGIN; LOCK TABLE pg_parameter_acl IN ACCESS EXCLUSIVE MODE');
+$loader->query('SET dlock.max_locks_per_session = 10');
+$loader->start('SELECT dlock_version()');
+$admin->wait_for("SELECT wait_event = 'relation' FROM pg_stat_activity "
+	  . "WHERE pid = $loader->{pid}");
+$admin->query("SELECT pg_cancel_backend($loader->{pid})");
+$blocker->query('COMMIT');
+like($loader->answer, qr/57014/, 'the first call is cancelled');
+is($loader->query("SELECT dlock_acquire('lock') > 0, dlock_release('lock')"),
+	't|t', 'the second is not');
+$_->quit foreach $admin, $blocker, $loader;
 $node->stop;
 done_testing();
