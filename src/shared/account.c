@@ -157,17 +157,18 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 static int
 limit_percent(Account *account, bool again)
 {
-	char	   *value;
-
 	if (account->percent < 0 || again)
 	{
-		account->percent = 0;
-		if (account->role != GetAuthenticatedUserId() &&
-			(value = dlock_role_setting(account->role,
-										"dlock.max_memory_per_role")) != NULL &&
-			(!parse_int(value, &account->percent, 0, NULL) ||
-			 account->percent < 1 || account->percent > 100))
-			account->percent = 0;
+		int			percent = 0;
+		char	   *value = NULL;
+
+		if (account->role != GetAuthenticatedUserId())
+			value = dlock_role_setting(account->role,
+									   "dlock.max_memory_per_role");
+		if (value && (!parse_int(value, &percent, 0, NULL) ||
+					  percent < 1 || percent > 100))
+			percent = 0;
+		account->percent = percent;
 	}
 	return account->percent != 0 ? account->percent : dlock_max_memory_per_role;
 }

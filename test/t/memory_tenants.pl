@@ -157,6 +157,23 @@ like($member->query("RESET ROLE; SELECT flood(\$\$$tickets\$\$)"),
 is($member->query("SELECT dlock_acquire('mine') > 0"),
 	't', 'other tickets do not count to it');
 $member->quit;
+
+# The limit counts although its first reading was cancelled.
+my $blocker = session($node);
+
+$member = as('member', 'd2');
+$member->query('SELECT dlock_version(); SET ROLE flood');
+$blocker->query('BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
+$member->start("SELECT dlock_acquire('first')");
+$admin->wait_for("SELECT wait_event = 'relation' FROM pg_stat_activity "
+	  . "WHERE pid = $member->{pid}");
+$admin->query("SELECT pg_cancel_backend($member->{pid})");
+like($member->answer, qr/57014/, 'the first reading of a limit is cancelled');
+$blocker->query('COMMIT');
+$blocker->quit;
+like($member->query("SELECT flood('dlock_acquire(\$\$m#\$\$)')"),
+	qr/role "flood".* 55 percent/, 'the limit counts nevertheless');
+$member->quit;
 $admin->query("ALTER ROLE flood RESET ALL");
 # more memory than an ordinary role may use
 $admin->query('SET dlock.max_memory_per_role = 1');

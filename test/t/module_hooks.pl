@@ -21,7 +21,10 @@ my $script = "$PostgreSQL::Test::Utils::tmp_check/hooks.sql";
 $node->safe_psql(
 	'postgres', q{
 CREATE ROLE ordinary LOGIN;
+-- The server's would be an hour.
+ALTER ROLE ordinary SET deadlock_timeout = '10ms';
 CREATE TABLE numbers (i integer);
+GRANT ALL ON numbers TO ordinary;
 CREATE PROCEDURE roll_back(n integer) LANGUAGE plpgsql AS $$
 DECLARE
 	c	bigint;
@@ -67,22 +70,39 @@ foreach my $case (
 		0, [qr/processed: 1/], [$errors], "in a pipeline, $name");
 }
 
-# A cancel comes while the first call loads the library, and the role's right to
-# a setting is looked up.
+# The first call loads the library, and waits for the catalog with the role's
+# right to a setting.  After an error there, the next call loads it.
 my $admin = session($node);
 my $blocker = session($node);
-my $loader = session($node, 'postgres', 'user=ordinary');
 
-$blocker->query('BEGIN; LOCK TABLE pg_parameter_acl IN ACCESS EXCLUSIVE MODE');
-$loader->query('SET dlock.max_locks_per_session = 10');
-$loader->start('SELECT dlock_version()');
-$admin->wait_for("SELECT wait_event = 'relation' FROM pg_stat_activity "
-	  . "WHERE pid = $loader->{pid}");
-$admin->query("SELECT pg_cancel_backend($loader->{pid})");
-$blocker->query('COMMIT');
-like($loader->answer, qr/57014/, 'the first call is cancelled');
-is($loader->query("SELECT dlock_acquire('lock') > 0, dlock_release('lock')"),
-	't|t', 'the second is not');
-$_->quit foreach $admin, $blocker, $loader;
+foreach my $state ('57014', '40P01')
+{
+	my $loader = session($node, 'postgres', 'user=ordinary');
+
+	$blocker->query('BEGIN; LOCK TABLE pg_parameter_acl IN ACCESS EXCLUSIVE MODE');
+	$loader->query('SET dlock.max_locks_per_session = 10');
+	$loader->query('BEGIN; LOCK TABLE numbers IN SHARE MODE');
+	if ($state eq '40P01')
+	{
+		$blocker->start('LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE');
+		$admin->wait_for("SELECT wait_event = 'relation' FROM pg_stat_activity "
+			  . "WHERE pid = $blocker->{pid}");
+	}
+	$loader->start('SELECT dlock_version()');
+	if ($state eq '57014')
+	{
+		$admin->wait_for("SELECT wait_event = 'relation' FROM pg_stat_activity "
+			  . "WHERE pid = $loader->{pid}");
+		$admin->query("SELECT pg_cancel_backend($loader->{pid})");
+	}
+	like($loader->answer, qr/$state/, "the first call fails with $state");
+	$blocker->answer if $state eq '40P01';
+	$blocker->query('COMMIT');
+	$loader->query('ROLLBACK');
+	is($loader->query("SELECT dlock_acquire('lock') > 0, dlock_release('lock')"),
+		't|t', 'the next call succeeds');
+	$loader->quit;
+}
+$_->quit foreach $admin, $blocker;
 $node->stop;
 done_testing();

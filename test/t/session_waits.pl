@@ -138,19 +138,6 @@ sub title_becomes
 	$waiter->quit;
 }
 
-# A session's timer can still fire when nothing needs it any more, such as the
-# one that reports statistics.  Let it fire now, so that it wakes no later wait.
-sub use_up_alarms
-{
-	my ($session) = @_;
-
-	like(
-		$session->query("SET statement_timeout = '1ms'; SELECT pg_sleep(1)"),
-		qr/57014/, 'the alarms are used up');
-	$session->query('RESET statement_timeout; SELECT pg_stat_force_next_flush()');
-	return;
-}
-
 # A waiter that checks whether its extension exists may have to wait for the
 # catalog.  During that wait, a grant or lock_timeout still wakes it.
 {
@@ -162,7 +149,6 @@ sub use_up_alarms
 
 		$first->query("SELECT dlock_acquire('looks')");
 		$waiter->query("SET lock_timeout = '$timeout'");
-		use_up_alarms($waiter);
 		$waiter->start("SELECT dlock_acquire('looks') > 0");
 		$admin->until_waits($waiter);
 		stop_while($admin, $waiter->{pid},

@@ -513,7 +513,7 @@ sub start
 # An idle backend sets a timer of 10 seconds for unreported statistics.  When
 # its signal comes, it sets the backend's latch, even if the timeout was
 # disabled meanwhile.  That would hide a lost wakeup.  So let the backend
-# report its statistics, which disables the timeout, and set another timer,
+# report its statistics, which disables the timeout.  Then set another timer,
 # which expires before the wait begins: a statement_timeout, which must cancel
 # this statement and no later one.  Wait for that only a short time, because
 # the process may be stopped.
@@ -523,6 +523,8 @@ sub quiet
 	my $end = time + 2;
 
 	$self->{timeout}->start;
+	# statistics are reported after a message
+	$self->{in} .= "SELECT pg_catalog.pg_stat_force_next_flush() \\g /dev/null\n";
 	# One message is one transaction, even if the message fails.
 	$self->{in} .= "SET LOCAL statement_timeout = '10ms'\\; "
 	  . 'DO $$BEGIN PERFORM pg_catalog.pg_stat_force_next_flush(); '
