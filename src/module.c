@@ -110,104 +110,90 @@ set_hooks(void)
 	post_parse_analyze_hook = post_parse_analyze;
 }
 
-/* Returns false if there is no setting of this number. */
 static bool
-define_setting(int number)
+is_defined(const char *setting)
 {
-	switch (number)
-	{
-		case 0:
-			DefineCustomIntVariable("dlock.max_memory",
-									"Sets the size of the memory that the locks of all sessions are in.",
-									"Locks and tickets may have three quarters of it. A new value takes effect when the server starts.",
-									&dlock_max_memory,
-									64 * 1024, DLOCK_MIN_AREA_KB, DLOCK_MAX_AREA_KB,
-									PGC_SIGHUP, GUC_UNIT_KB,
-									NULL, NULL, NULL);
-			break;
-		case 1:
-			DefineCustomIntVariable("dlock.max_memory_per_role",
-									"Sets the memory that the locks of one role may take, in percent of what all locks may take.",
-									"It counts in all databases together, and not for superusers.",
-									&dlock_max_memory_per_role,
-									50, 1, 100,
-									PGC_SUSET, 0,
-									NULL, NULL, NULL);
-			break;
-		case 2:
-			DefineCustomIntVariable("dlock.max_locks_per_session",
-									"Sets how many locks a session may hold and wait for.",
-									NULL,
-									&dlock_max_locks_per_session,
-									100000, 1, INT_MAX,
-									PGC_SUSET, 0,
-									NULL, NULL, NULL);
-			break;
-		case 3:
-			DefineCustomIntVariable("dlock.max_ttl",
-									"Sets the longest time that a lease may live without being renewed.",
-									"It bounds the delay of a lease, too.",
-									&dlock_max_ttl,
-									24 * 60 * 60, 1, INT_MAX,
-									PGC_SUSET, GUC_UNIT_S,
-									NULL, NULL, NULL);
-			break;
-		case 4:
-			DefineCustomIntVariable("dlock.worker_idle_timeout",
-									"Sets how long a background worker stays when there is nothing for it to do.",
-									"It starts again when it is needed. Leases hold their locks without it.",
-									&dlock_worker_idle_timeout,
-									2000, 0, INT_MAX,
-									PGC_SIGHUP, GUC_UNIT_MS,
-									NULL, NULL, NULL);
-			break;
-		case 5:
-			DefineCustomBoolVariable("dlock.log_expirations",
-									 "Logs each lease that runs out.",
-									 NULL,
-									 &dlock_log_expirations,
-									 true,
-									 PGC_SIGHUP, 0,
-									 NULL, NULL, NULL);
-			break;
-		case 6:
-			DefineCustomEnumVariable("dlock.session_locks",
-									 "Sets whether session-scoped locks are allowed.",
-									 "Behind a transaction pooler they outlive their client.",
-									 &dlock_session_locks,
-									 DLOCK_SESSION_LOCKS_ALLOW, session_locks_options,
-									 PGC_SUSET, 0,
-									 NULL, NULL, NULL);
-			break;
-		case 7:
-			DefineCustomBoolVariable("dlock.cancel_lost_guards",
-									 "Cancels a guarded transaction that has lost its lock.",
-									 "Otherwise it goes on, and its commit fails.",
-									 &dlock_cancel_lost_guards,
-									 true,
-									 PGC_USERSET, 0,
-									 NULL, NULL, NULL);
-			break;
-		default:
-			return false;
-	}
-	return true;
+	return GetConfigOption(setting, true, false) != NULL &&
+		(GetConfigOptionFlags(setting, true) & GUC_CUSTOM_PLACEHOLDER) == 0;
 }
 
+/* Define a setting, unless an earlier load has defined it. */
+#define DEFINE(type, setting, ...) \
+do { \
+	if (!(resumed && is_defined(setting))) \
+		DefineCustom##type##Variable(setting, __VA_ARGS__); \
+} while (0)
+
 /*
- * If a setting has a value already, PostgreSQL assigns it when the setting is
- * defined, and reads from the catalog whether the role may set it.  An error
- * there, such as a cancel, loses this value, and ends the load.  The next call
- * loads again.  The process still has the settings and the number of the next
- * one, and no setting can be defined twice.
+ * If a setting has values already, PostgreSQL assigns them when the setting is
+ * defined, and may read from the catalog whether the role may set it.  An error
+ * there, such as a cancel, loses these values, and ends the load.  The next
+ * call loads again.  The process still has the settings and our variables, and
+ * no setting can be defined twice.
  */
 void
 _PG_init(void)
 {
-	static int	next = 0;
+	static bool begun = false;
+	bool		resumed = begun;
 
-	while (define_setting(next++))
-		;
+	begun = true;
+	DEFINE(Int, "dlock.max_memory",
+		   "Sets the size of the memory that the locks of all sessions are in.",
+		   "Locks and tickets may have three quarters of it. A new value takes effect when the server starts.",
+		   &dlock_max_memory,
+		   64 * 1024, DLOCK_MIN_AREA_KB, DLOCK_MAX_AREA_KB,
+		   PGC_SIGHUP, GUC_UNIT_KB,
+		   NULL, NULL, NULL);
+	DEFINE(Int, "dlock.max_memory_per_role",
+		   "Sets the memory that the locks of one role may take, in percent of what all locks may take.",
+		   "It counts in all databases together, and not for superusers.",
+		   &dlock_max_memory_per_role,
+		   50, 1, 100,
+		   PGC_SUSET, 0,
+		   NULL, NULL, NULL);
+	DEFINE(Int, "dlock.max_locks_per_session",
+		   "Sets how many locks a session may hold and wait for.",
+		   NULL,
+		   &dlock_max_locks_per_session,
+		   100000, 1, INT_MAX,
+		   PGC_SUSET, 0,
+		   NULL, NULL, NULL);
+	DEFINE(Int, "dlock.max_ttl",
+		   "Sets the longest time that a lease may live without being renewed.",
+		   "It bounds the delay of a lease, too.",
+		   &dlock_max_ttl,
+		   24 * 60 * 60, 1, INT_MAX,
+		   PGC_SUSET, GUC_UNIT_S,
+		   NULL, NULL, NULL);
+	DEFINE(Int, "dlock.worker_idle_timeout",
+		   "Sets how long a background worker stays when there is nothing for it to do.",
+		   "It starts again when it is needed. Leases hold their locks without it.",
+		   &dlock_worker_idle_timeout,
+		   2000, 0, INT_MAX,
+		   PGC_SIGHUP, GUC_UNIT_MS,
+		   NULL, NULL, NULL);
+	DEFINE(Bool, "dlock.log_expirations",
+		   "Logs each lease that runs out.",
+		   NULL,
+		   &dlock_log_expirations,
+		   true,
+		   PGC_SIGHUP, 0,
+		   NULL, NULL, NULL);
+	DEFINE(Enum, "dlock.session_locks",
+		   "Sets whether session-scoped locks are allowed.",
+		   "Behind a transaction pooler they outlive their client.",
+		   &dlock_session_locks,
+		   DLOCK_SESSION_LOCKS_ALLOW, session_locks_options,
+		   PGC_SUSET, 0,
+		   NULL, NULL, NULL);
+	DEFINE(Bool, "dlock.cancel_lost_guards",
+		   "Cancels a guarded transaction that has lost its lock.",
+		   "Otherwise it goes on, and its commit fails.",
+		   &dlock_cancel_lost_guards,
+		   true,
+		   PGC_USERSET, 0,
+		   NULL, NULL, NULL);
 	MarkGUCPrefixReserved("dlock");
 	set_hooks();
 }

@@ -158,7 +158,7 @@ is($member->query("SELECT dlock_acquire('mine') > 0"),
 	't', 'other tickets do not count to it');
 $member->quit;
 
-# The limit counts although its first reading was cancelled.
+# The limit counts although its first reading was canceled.
 my $blocker = session($node);
 
 $member = as('member', 'd2');
@@ -168,7 +168,7 @@ $member->start("SELECT dlock_acquire('first')");
 $admin->wait_for("SELECT wait_event = 'relation' FROM pg_stat_activity "
 	  . "WHERE pid = $member->{pid}");
 $admin->query("SELECT pg_cancel_backend($member->{pid})");
-like($member->answer, qr/57014/, 'the first reading of a limit is cancelled');
+like($member->answer, qr/57014/, 'the first reading of a limit is canceled');
 $blocker->query('COMMIT');
 $blocker->quit;
 like($member->query("SELECT flood('dlock_acquire(\$\$m#\$\$)')"),
