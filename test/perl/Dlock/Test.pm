@@ -81,6 +81,9 @@ sub new_server
 	# deadlocks would find a grant that did not wake it.
 	$node->append_conf('postgresql.conf',
 		"dlock.worker_idle_timeout = 20d\ndeadlock_timeout = 1h");
+	# A standby that connects again asks for WAL from a segment's beginning on.
+	$node->append_conf('postgresql.conf', 'wal_keep_size = 320MB')
+	  if $params{allows_streaming};
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
