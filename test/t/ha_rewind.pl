@@ -27,7 +27,6 @@ my $primary = new_server(
 	allows_streaming => 1,
 	conf => q{
 wal_log_hints = on
-wal_keep_size = 320MB
 autovacuum = off
 });
 
