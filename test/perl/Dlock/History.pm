@@ -364,8 +364,7 @@ sub _alive_from
 }
 
 # The client was told that the lease or ticket is gone.  This answer is correct
-# if the lease has expired, or the ticket was released, or if standbys must
-# answer first (see Dlock::Torture).
+# if the lease has expired, or the ticket was released.
 sub _gone
 {
 	my ($self, $call, $what, $thing) = @_;
@@ -375,8 +374,7 @@ sub _gone
 	  exists $thing->{lease} ? $self->{leases}{ $thing->{lease} } : $thing;
 
 	$self->problem("$call->{id}: $what is gone, and nobody has ended it")
-	  unless $lease->{close} || $lease->{raised} ||
-	  $call->{answer} > _alive_until($lease);
+	  unless $lease->{close} || $call->{answer} > _alive_until($lease);
 	return;
 }
 

@@ -58,6 +58,10 @@ use Dlock::Test;
 use Dlock::TortureClient qw(@blocking $ends $most_slots);
 use PostgreSQL::Test::Utils;
 
+# A higher level of synchronous_commit waits for more.
+my %order =
+  (off => 0, local => 1, remote_write => 2, on => 3, remote_apply => 4);
+
 =pod
 
 =head1 METHODS
@@ -330,23 +334,30 @@ sub check
 	return;
 }
 
+# The level at which the lease was opened
+sub _level
+{
+	my ($lease) = @_;
+	my $told = $lease->{told};
+
+	return $told->{level} // $told->{sync};
+}
+
 # Do standbys count for this lease?
 sub standbys_count
 {
 	my ($self, $lease) = @_;
-	my $told = $lease->{told};
 
-	return $self->{quorum} &&
-	  is_durable($told->{level} // $told->{sync}, 'there');
+	return $self->{quorum} && is_durable(_level($lease), 'there');
 }
 
 # A call at a level for which standbys answer raises the level of its lease,
-# even if the call fails.  Until they have answered, no grant to it counts.
+# even if the call fails, and even if no standbys are named yet.
 sub _begin_level
 {
 	my ($self, $call) = @_;
 
-	return unless $self->{quorum} && is_durable($call->{sync}, 'there') &&
+	return unless is_durable($call->{sync}, 'there') &&
 	  $call->{op} =~ /acquire|enqueue|retime/;
 	my @leases =
 	  $call->{lease} ? $call->{lease} :
@@ -357,9 +368,9 @@ sub _begin_level
 
 	foreach my $lease (grep { $_ } map { $self->{leases}{$_} } @leases)
 	{
-		$lease->{raised} = 1;
+		$lease->{raised}{ $call->{sync} } = 1;
 		$lease->{alive_until} = $call->{begin}
-		  if ($lease->{alive_until} // 0) > $call->{begin};
+		  if $self->{quorum} && ($lease->{alive_until} // 0) > $call->{begin};
 	}
 	return;
 }
@@ -370,7 +381,8 @@ sub _alive_from
 	my ($self, $lease, $call) = @_;
 
 	return $self->SUPER::_alive_from($lease, $call)
-	  unless $lease->{raised} || $self->standbys_count($lease);
+	  unless $self->{quorum} && $lease->{raised} ||
+	  $self->standbys_count($lease);
 	$lease->{alive_until} = $call->{begin}
 	  if $call->{begin} > ($lease->{alive_until} // 0);
 	return;
@@ -541,6 +553,22 @@ sub _learn_answer
 	return;
 }
 
+# Are standbys still to acknowledge the grant?  A grant has the level of its
+# lease.  A call at a lower level that tells the client about the grant does not
+# wait for it.  dlock_check returns false until then.
+sub _awaits_standbys
+{
+	my ($self, $ticket, $call) = @_;
+	my ($held, $lease) = ($ticket->{held}, $self->{leases}{ $ticket->{lease} });
+
+	return 0
+	  unless $self->{quorum} && $lease &&
+	  ($held->{round} // 0) == $call->{round};
+	return scalar grep {
+		is_durable($_, 'there') && $order{$_} > $order{ $held->{sync} }
+	} _level($lease), keys %{ $lease->{raised} // {} };
+}
+
 # Notes if the fence of a lease's ticket was current.
 sub _learn_confirmation
 {
@@ -555,7 +583,8 @@ sub _learn_confirmation
 		push @{ $self->{writes} }, [ $ticket, $call ] if $op eq 'guard';
 	}
 	elsif ($op eq 'check' && $ticket->{held} &&
-		$ticket->{held}{answer} < $call->{begin})
+		$ticket->{held}{answer} < $call->{begin} &&
+		!$self->_awaits_standbys($ticket, $call))
 	{
 		$self->_gone($call, "fence $ticket->{number}", $ticket);
 	}
