@@ -561,13 +561,13 @@ DROP TABLE guarded;
 --
 -- Settings
 --
-SET dlock.max_ttl = '2s';
-SELECT dlock_lease_open('2001ms');
+SET dlock.max_ttl = '1min';
+SELECT dlock_lease_open('60001ms');
 \echo :SQLSTATE
-SELECT error_of($$dlock_lease_open('1s', delay => '2.1s')$$),
-	error_of($$dlock_ttl_acquire('a', '3s')$$),
-	error_of($$dlock_ttl_enqueue('a', '3s', 'nobody')$$) \gx
-SELECT dlock_lease_open('2s', delay => '2s') AS l \gset
+SELECT error_of($$dlock_lease_open('1s', delay => '60.1s')$$),
+	error_of($$dlock_ttl_acquire('a', '61s')$$),
+	error_of($$dlock_ttl_enqueue('a', '61s', 'nobody')$$) \gx
+SELECT dlock_lease_open('1min', delay => '1min') AS l \gset
 SELECT dlock_lease_close(:l);
 SET dlock.max_ttl = '2147483647s';
 SELECT dlock_lease_open('24855 days', delay => '24855 days 03:14:07') AS l \gset
