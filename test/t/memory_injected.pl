@@ -340,7 +340,7 @@ $admin = session($node);
 	my $worker = $admin->query(
 		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'");
 	my $gone = commands_in(
-		{ pid => $worker }, 'CommitTransactionCommand',
+		{ pid => $worker }, 'dlock_rows_commit',
 		'finish', 'call (void) proc_exit(1)');
 
 	$client->start("SELECT dlock_ttl_acquire('committed', '1h')");
