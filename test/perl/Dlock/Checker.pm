@@ -180,14 +180,41 @@ sub _settled
 	  ($self->{durable}->($call) || $call->{answer} <= $self->{horizon});
 }
 
+# Was the client told of the ticket, in a call that is surely in the state?  A
+# repeated call may have waited for more than the first one.
+sub _told_settled
+{
+	my ($self, $ticket) = @_;
+
+	return grep { $self->_settled($_) } $ticket->{told},
+	  @{ $ticket->{again} // [] };
+}
+
+# The same for a grant
+sub _held_settled
+{
+	my ($self, $ticket) = @_;
+
+	return grep { $self->_settled($_) } $ticket->{held},
+	  grep { $_->{op} !~ /enqueue/ } @{ $ticket->{again} // [] };
+}
+
 # Is this grant surely in the state?  A session learns of a grant only after
 # the removal of the previous holder is flushed.
 sub _grant_settled
 {
 	my ($self, $ticket, $durable) = @_;
 
-	return $self->_settled($ticket->{held}) ||
+	return $self->_held_settled($ticket) ||
 	  $ticket->{held} && $durable eq 'here' && $ticket->{scope} ne 'lease';
+}
+
+# Was this call answered before the horizon?
+sub _is_over
+{
+	my ($self, $call) = @_;
+
+	return $call->{answer} && $call->{answer} <= $self->{horizon};
 }
 
 # Is this release surely in the state?  No client waits for a release's flush.
@@ -196,8 +223,7 @@ sub _released
 {
 	my ($self, $call) = @_;
 
-	return $call && $call->{answer} && $call->{answer} <= $self->{horizon} &&
-	  $call->{result} !~ /^error/;
+	return $call && $self->_is_over($call) && $call->{result} !~ /^error/;
 }
 
 # The ttl, plus a quarter of the ttl if standbys may count
@@ -237,7 +263,7 @@ sub _check_missing
 		if (!$row)
 		{
 			$self->problem($self->tell($ticket) . ' is missing')
-			  if $self->_settled($ticket->{told}) && !$ticket->{release} &&
+			  if $self->_told_settled($ticket) && !$ticket->{release} &&
 			  !$lease->{close};
 			$self->{lost}++ unless $ticket->{release} || $lease->{close};
 			next;
@@ -248,7 +274,7 @@ sub _check_missing
 		  $row->{permits} != $ticket->{permits} ||
 		  $row->{lease} != $ticket->{lease};
 		$self->problem($self->tell($ticket) . ' waits again')
-		  if !$row->{granted} && $self->_settled($ticket->{held});
+		  if !$row->{granted} && $self->_held_settled($ticket);
 	}
 	return;
 }
@@ -276,9 +302,9 @@ sub _check_present
 		{
 			# the lease may have expired before the client got its tickets
 			$self->problem("ticket $row->{number} is there, "
-				  . "but $row->{info} asked for none, or has got another, "
-				  . 'before ' . ($self->{latest} // 'nothing'))
-			  if !$call || !$row->{closed} && $self->_released($call);
+				  . "but $row->{info} asked for none, or has got another or an "
+				  . 'error, before ' . ($self->{latest} // 'nothing'))
+			  if !$call || !$row->{closed} && $self->_is_over($call);
 		}
 		$self->problem("ticket $row->{number} has no lease")
 		  unless $leases->{ $row->{lease} } || !$lease ||
@@ -287,7 +313,11 @@ sub _check_present
 	foreach my $row (values %$leases)
 	{
 		my $lease = $self->{leases}{ $row->[0] };
+		my $call = $self->{calls}{ $row->[3] };
 
+		$self->problem("lease $row->[0] is there, but $row->[3] has got none")
+		  if !$lease && !$there->{ $row->[0] } &&
+		  (!$call || $self->_is_over($call));
 		$self->problem("lease $row->[0] is there again"
 			  . ($lease->{live} ? ", which $lease->{close}{id} has closed" : ''))
 		  if $lease && (!$lease->{live} || $self->_released($lease->{close}));
@@ -543,10 +573,8 @@ sub _check_fences
 		# an existing short lease may expire at this moment
 		$self->problem($self->tell($ticket)
 			  . ($is_current ? ' is current' : ' is not current'))
-		  if $is_current && !($row && $row->{granted}) && !$ticket->{live} ||
-		  $is_current && $row && $row->{closed} ||
-		  $lasts && $is_current && !$row ||
-		  $lasts && !$is_current && $row && $row->{granted};
+		  if $is_current ? !$row || $row->{closed} :
+		  $lasts && $row && $row->{granted};
 	}
 	return;
 }
@@ -667,7 +695,7 @@ sub _go_on
 		$lease->{alive_until} = $self->{killed}
 		  if $lease->{alive_until} > $self->{killed};
 		$lease->{live} = $leases->{ $lease->{number} } ? 1 : 0;
-		delete $lease->{close} if $lease->{live};
+		delete @$lease{ 'close', 'gone' } if $lease->{live};
 	}
 	$self->_go_on_as_changed($there, $leases);
 	foreach my $number (keys %$leases)
@@ -698,6 +726,7 @@ sub _go_on
 	foreach my $ticket (values %{ $self->{tickets} })
 	{
 		$ticket->{live} = 0;
+		delete $ticket->{again};
 	}
 	$self->{asked} = {};
 	foreach my $row (values %$there)
@@ -711,6 +740,7 @@ sub _go_on
 				permits => $row->{permits} });
 
 		$ticket->{live} = 1;
+		delete $ticket->{gone};
 		if ($ticket->{release})
 		{
 			# the release is undone, from an unknown time on

@@ -369,9 +369,14 @@ sub _gone
 {
 	my ($self, $call, $what, $thing) = @_;
 
-	return if $thing->{release} || $thing->{close};
 	my $lease =
 	  exists $thing->{lease} ? $self->{leases}{ $thing->{lease} } : $thing;
+	my $is_final = $call->{result} =~ /^(?:null|f|error 55L01)$/;
+
+	$thing->{gone} //= $call if $is_final;
+	return if $thing->{release} || $thing->{close};
+	# nothing but the end of its lease can have ended the ticket
+	$lease->{gone} //= $call if $is_final;
 
 	$self->problem("$call->{id}: $what is gone, and nobody has ended it")
 	  unless $lease->{close} || $call->{answer} > _alive_until($lease);
@@ -436,8 +441,21 @@ sub _learn_answer
 
 		$self->problem("$call->{id}: ticket $call->{ticket} is gone")
 		  if $result ne 't' && $ticket->{release} == $call &&
-		  $ticket->{scope} eq 'lease' && !$lease->{close} &&
-		  $call->{answer} < _alive_until($lease);
+		  (!$lease || !$lease->{close} &&
+			$call->{answer} < _alive_until($lease));
+	}
+	elsif ($op eq 'release' && $result eq 'f')
+	{
+		# only a session that has ended, or force, ends a hold before
+		foreach my $hold (grep { ($_->{end} // 0) == $call->{begin} }
+			@{ $self->{holds} })
+		{
+			my $ticket = $hold->{ticket};
+
+			$self->problem("$call->{id}: ticket $ticket->{number} is gone")
+			  if ($ticket->{release} // 0) == $call &&
+			  !$self->{forced}{ $ticket->{number} };
+		}
 	}
 	elsif ($op eq 'wait')
 	{
@@ -445,6 +463,7 @@ sub _learn_answer
 
 		if ($result eq 't')
 		{
+			push @{ $ticket->{again} }, $call;
 			$self->_hold($ticket, $call);
 		}
 		elsif ($result eq 'error 55L01')
@@ -461,8 +480,42 @@ sub _learn_answer
 			my $ticket =
 			  $self->_learn_ticket($number, shift @names, $call);
 
+			push @{ $ticket->{again} }, $call;
 			$self->_hold($ticket, $call) if $op !~ /enqueue/;
 		}
+	}
+	$self->_check_present_still($call);
+	return;
+}
+
+# A ticket or lease that has ended does not come back while the server runs.
+sub _check_present_still
+{
+	my ($self, $call) = @_;
+	my ($op, $result) = ($call->{op}, $call->{result});
+	my $gets = $op =~ /acquire|enqueue/;
+
+	return
+	  if $result !~ /^(?:t|\d+|\{.*\})$/ && "$op $result" ne 'wait f' ||
+	  !$gets && $op !~
+	  /^(?:check|guard|wait|downgrade|set_info|release_ticket|renew|retime|close)$/;
+	my @tickets = grep { $_ && $_->{lease} }
+	  map { $self->{tickets}{$_} } $call->{ticket} // 0,
+	  $gets ? $result =~ /\d+/g : ();
+	my %leases = map { $_ => 1 } $call->{lease} || 0,
+	  map { $_->{lease} } @tickets;
+
+	foreach my $thing (@tickets,
+		grep { $_ } map { $self->{leases}{$_} } keys %leases)
+	{
+		my ($end) = grep { $_ && ($_->{answer} // $infinity) < $call->{begin} }
+		  $thing->{gone}, grep {
+			$_ && "$_->{op} " . ($_->{result} // '') !~ / error|^force f/
+		  } @$thing{ 'release', 'close' };
+
+		$self->problem("$call->{id}: $op gave $result, but $thing->{number} "
+			  . "ended with $end->{id}")
+		  if $end;
 	}
 	return;
 }

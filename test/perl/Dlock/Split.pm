@@ -130,6 +130,7 @@ sub check
 	my ($self) = @_;
 	my $history = $self->{history};
 	my $count = 0;
+	my %own;    # ticket that the successor does not have => lease
 
 	foreach my $call (grep { $_->{result} !~ /^error|^null|^f$/ }
 		@{ $self->{answers} })
@@ -158,11 +159,19 @@ sub check
 			my $ticket = $history->{tickets}{$number};
 			my $held = $row && $row->{granted};
 
+			$own{$number} = $call->{lease}
+			  if $op =~ /acquire|enqueue/ && !$row &&
+			  $call->{begin} > $self->{promoted};
 			if ($held && $op !~ /enqueue|open/)
 			{
 				$self->_check_honoured($call, $history->{leases}{ $row->{lease} },
 					$ticket);
 				$count++;
+			}
+			elsif ($op =~ /^(?:check|guard)$/)
+			{
+				$self->_check_unacknowledged($call,
+					$row ? $row->{lease} : $own{$number});
 			}
 			elsif ($lasting && $op =~ /acquire|enqueue|open|wait/ &&
 				($row ? !$held && $op =~ /acquire|wait/ :
@@ -178,6 +187,22 @@ sub check
 	return;
 }
 
+# The old primary has answered that a ticket holds.  The successor has the ticket
+# waiting or, if its request began later, not at all.
+sub _check_unacknowledged
+{
+	my ($self, $call, $number) = @_;
+	my $history = $self->{history};
+	my $lease = $history->{leases}{ $number || 0 };
+
+	$history->problem("$call->{id}: $call->{op} confirms ticket $call->{ticket}, "
+		  . 'whose grant no standby has')
+	  if $lease && $self->{there}{$number} &&
+	  $lease->{told}{begin} < $self->{promoted} &&
+	  $history->standbys_count($lease, $self->{promoted});
+	return;
+}
+
 # If standbys count for a change, the successor must have the change.
 sub _check_retimed
 {
@@ -186,7 +211,7 @@ sub _check_retimed
 
 	$history->problem("$call->{id}: retime gave $call->{result}, and began "
 		  . 'after the new primary was promoted')
-	  if $lease && $history->standbys_count($lease) &&
+	  if $lease && $history->standbys_count($lease, $self->{promoted}) &&
 	  $call->{begin} > $self->{promoted};
 	return;
 }
@@ -217,7 +242,7 @@ sub _check_honoured
 	my $late =
 	  $call->{begin} - $self->{promoted} - $self->_honoured_for($lease);
 
-	return if !$history->standbys_count($lease);
+	return if !$history->standbys_count($lease, $self->{promoted});
 	$history->problem("$call->{id}: $call->{op} honours lease $lease->{number} "
 		  . "$late s after its ttl and a quarter, with no standby to prolong it")
 	  if $late > 0;

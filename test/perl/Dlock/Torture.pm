@@ -29,8 +29,8 @@ released or the session ends before.
 
 =item *
 
-While standbys count for a lease, its remaining life is unknown.  For the
-answers of a primary that was cut off from them, see Dlock::Split.
+A ticket or lease that has ended does not come back while the server runs.  For
+the answers of a primary that was cut off from its standbys, see Dlock::Split.
 
 =item *
 
@@ -193,8 +193,9 @@ sub _look_at_heads
 		  SELECT name || ' ' || min(ticket) FILTER (WHERE "position" = 1)
 			FROM dlock_locks GROUP BY name
 		  HAVING bool_and(CASE "position" WHEN 0 THEN granted ELSE true END)
-			 AND count(*) FILTER (WHERE granted) > 0
-			 AND NOT bool_or(mode = 'exclusive' AND "position" < 2)
+			 AND CASE WHEN count(*) FILTER (WHERE granted) > 0
+				 THEN NOT bool_or(mode = 'exclusive' AND "position" < 2)
+				 ELSE name ~ '^[bd]' END
 			 AND count(*) FILTER (WHERE "position" = 1) > 0
 			 AND sum(permits) FILTER (WHERE "position" < 2) <=
 				 coalesce(max(slots), 2147483647)});
@@ -203,11 +204,11 @@ sub _look_at_heads
 	# an error in the query itself would repeat for ever
 	$self->problem($lag) if ($lag // '') =~ /^ERROR:  42/;
 	$self->problem("$_ waits, and would fit beside the holders")
-	  foreach grep { /^d/ } @heads;
+	  foreach grep { /^[bd]/ } @heads;
 	return if ($lag // '') !~ /^[\d.]+$/ || $lag > 0;
 	delete $self->{heads}{$_}
 	  foreach grep { !$heads{$_} } keys %{ $self->{heads} };
-	foreach my $head (grep { !/^d/ } @heads)
+	foreach my $head (grep { !/^[bd]/ } @heads)
 	{
 		$self->{heads}{$head} //= $now;
 		next if $now - $self->{heads}{$head} < 3;
@@ -343,12 +344,14 @@ sub _level
 	return $told->{level} // $told->{sync};
 }
 
-# Do standbys count for this lease?
+# Did standbys count for this lease at that time?  A call that got a ticket has
+# raised the level.
 sub standbys_count
 {
-	my ($self, $lease) = @_;
+	my ($self, $lease, $time) = @_;
 
-	return $self->{quorum} && is_durable(_level($lease), 'there');
+	return $self->{quorum} && (is_durable(_level($lease), 'there') ||
+		($lease->{counted} // $time) < $time);
 }
 
 # A call at a level for which standbys answer raises the level of its lease,
@@ -366,25 +369,8 @@ sub _begin_level
 		  $_->{name} eq $call->{name}
 	  } values %{ $self->{tickets} };
 
-	foreach my $lease (grep { $_ } map { $self->{leases}{$_} } @leases)
-	{
-		$lease->{raised}{ $call->{sync} } = 1;
-		$lease->{alive_until} = $call->{begin}
-		  if $self->{quorum} && ($lease->{alive_until} // 0) > $call->{begin};
-	}
-	return;
-}
-
-# If standbys count for a lease, it may expire at any moment.
-sub _alive_from
-{
-	my ($self, $lease, $call) = @_;
-
-	return $self->SUPER::_alive_from($lease, $call)
-	  unless $self->{quorum} && $lease->{raised} ||
-	  $self->standbys_count($lease);
-	$lease->{alive_until} = $call->{begin}
-	  if $call->{begin} > ($lease->{alive_until} // 0);
+	$_->{raised}{ $call->{sync} } = 1
+	  foreach grep { $_ } map { $self->{leases}{$_} } @leases;
 	return;
 }
 
@@ -528,8 +514,9 @@ sub _learn_answer
 	{
 		push @{ $self->{seen} }, [ $ticket, $call ];
 		$self->problem("$call->{id}: ticket $ticket->{number} was announced "
-			  . 'as granted, and waits')
-		  if $call->{announced};
+			  . 'or told as granted, and waits')
+		  if $call->{announced} ||
+		  $ticket->{held} && $ticket->{held}{answer} < $call->{begin};
 	}
 	elsif ($op eq 'wait' && $ticket->{scope} ne 'lease')
 	{
@@ -548,6 +535,9 @@ sub _learn_answer
 	return
 	  if $op eq 'release_ticket' && $result eq 'f' &&
 	  $self->{forced}{ $ticket->{number} };
+	$lease->{counted} //= $call->{answer}
+	  if $lease && $op =~ /acquire|enqueue/ && $result =~ /^[\d{]/ &&
+	  is_durable($call->{sync}, 'there');
 	$self->_learn_confirmation($call, $ticket) if $op =~ /^(?:check|guard|wait)$/;
 	$self->SUPER::_learn_answer($call);
 	return;
@@ -582,8 +572,9 @@ sub _learn_confirmation
 		  if $ticket->{mode} eq 'exclusive' && !$ticket->{lowered};
 		push @{ $self->{writes} }, [ $ticket, $call ] if $op eq 'guard';
 	}
-	elsif ($op eq 'check' && $ticket->{held} &&
-		$ticket->{held}{answer} < $call->{begin} &&
+	elsif (
+		($op eq 'check' || $op eq 'guard' && $call->{result} eq 'error 55L01') &&
+		$ticket->{held} && $ticket->{held}{answer} < $call->{begin} &&
 		!$self->_awaits_standbys($ticket, $call))
 	{
 		$self->_gone($call, "fence $ticket->{number}", $ticket);
