@@ -96,7 +96,7 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 	if answer == nil && l.isRefusal(err) {
 		l.drop()
 	} else {
-		l.takeBack(heart, requests...)
+		heart.owe(l.takeBack(heart, requests...)...)
 	}
 	lease.release(names)
 	return nil, err
@@ -137,7 +137,7 @@ func (lease *Lease) release(names []string) {
 
 func (lock *Lock) got(ctx context.Context, fence int64, h *heart) {
 	lock.begin(ctx)
-	lock.owner = ""
+	lock.owner, lock.keeper = "", h
 	lock.fence.Store(fence)
 	if h != nil {
 		h.join(&lock.kept, lock.name, fence)

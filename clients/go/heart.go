@@ -4,6 +4,7 @@ package dlock
 // server, over one connection.
 
 import (
+	"container/list"
 	"context"
 	"fmt"
 	"log"
@@ -21,16 +22,23 @@ const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
 	" array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)" +
 	" WHERE NOT dlock_check(name, fence))::text"
 
-// takeBack releases the ticket that a request may have left. False if the request's session still waits, because it has
-// not noticed yet that the client is gone. Without a lease, it was a request with a ttl, whose lease is the ticket.
-const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
-	" WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user"
+// find finds the tickets that a request may have left. Without a lease, it was a request with a ttl, whose lease is the
+// ticket.
+const find = "SELECT array(SELECT ticket FROM dlock_locks($1)" +
+	" WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user)"
+
+const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest($1::bigint[]) AS found (ticket)"
+
+// The number of debts that are kept, the newest
+const mostDebts = 10000
 
 // mu protects everything in this file. No input or output happens while it is held.
 var (
 	mu     sync.Mutex
 	opened = sync.NewCond(&mu) // an acquire or an open has ended
 	pulses = map[any]*pulse{}
+	debts  = map[debtor]*list.Element{}
+	ages   = list.New() // the debts, the newest last
 )
 
 // The states of a lock and of a lease
@@ -226,7 +234,10 @@ func (k *kept) setLost(why string) {
 // request is for a lease, or has a ttl. One for several locks has no owner.
 type request struct{ name, owner string }
 
-func (r request) takeBack(h *heart) statement {
+// takeBack undoes the request. False if its session still waits, because it has not noticed yet that the client is
+// gone. The server may execute an abandoned statement late, so the statement that releases names the tickets: it cannot
+// release what the owner acquires later.
+func (r request) takeBack(h *heart, ask func(statement) (row, error)) (bool, error) {
 	var owner, lease any
 	if r.owner != "" {
 		owner = r.owner
@@ -234,7 +245,55 @@ func (r request) takeBack(h *heart) statement {
 	if h != nil {
 		lease = h.id
 	}
-	return plain(takeBack, r.name, owner, lease)
+	found, err := ask(plain(find, r.name, owner, lease))
+	if err != nil || found.text(0) == "{}" {
+		return true, err
+	}
+	answer, err := ask(plain(takeBack, found.text(0)))
+	return answer.text(0) != "f", err
+}
+
+// A debtor is an owner that the program gives to a lock with a ttl of its own.
+type debtor struct {
+	server any
+	request
+}
+
+// A debt is a release or an undo without an answer. The server may execute it at any later time, and then ends what the
+// owner has. The owner's next request must not get the same ticket, so it first releases that ticket.
+type debt struct {
+	debtor
+	ticket int64 // 0 if it may be any ticket of the owner
+}
+
+func (d debtor) owe(ticket int64) {
+	mu.Lock()
+	defer mu.Unlock()
+	if e := debts[d]; e != nil {
+		if e.Value.(debt).ticket == ticket {
+			return
+		}
+		settle(e)
+		ticket = 0
+	}
+	debts[d] = ages.PushBack(debt{d, ticket})
+	if ages.Len() > mostDebts {
+		settle(ages.Front())
+	}
+}
+
+func (d debtor) owed() *list.Element {
+	mu.Lock()
+	defer mu.Unlock()
+	return debts[d]
+}
+
+// settle forgets this debt, but no later debt of the same debtor.
+func settle(e *list.Element) {
+	if d := e.Value.(debt).debtor; debts[d] == e {
+		delete(debts, d)
+		ages.Remove(e)
+	}
 }
 
 type hold struct {
@@ -262,10 +321,7 @@ func newHeart(server *Server, k *kept, id int64, sent, ttl, interval, margin tim
 	h := &heart{id: id, interval: interval, life: ttl - margin, deadline: later(sent, ttl-margin), due: after(interval),
 		mostLife: forever, mostInterval: forever, members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
 	k.heart = h
-	key := any(server)
-	if server.Key != "" {
-		key = server.Key
-	}
+	key := server.key()
 	if h.pulse = pulses[key]; h.pulse == nil {
 		h.pulse = newPulse(key, server)
 	}
@@ -320,6 +376,13 @@ func (h *heart) leave(k *kept, last bool) {
 	if last && !h.over {
 		h.lose("its lease is closed")
 	}
+}
+
+// isLimited is true if a renewal with a ttl has no answer.
+func (h *heart) isLimited() bool {
+	mu.Lock()
+	defer mu.Unlock()
+	return h.mostLife < forever
 }
 
 // owe lets the heartbeat undo requests that the server may have executed.
@@ -494,11 +557,11 @@ func (p *pulse) serve(due []*heart) (bool, error) {
 	settled := true
 	for _, h := range due {
 		for _, r := range p.owedOf(h) {
-			answer, err := p.ask(r.takeBack(h))
+			done, err := r.takeBack(h, p.ask)
 			if err != nil {
 				return false, err
 			}
-			if answer.text(0) == "f" {
+			if !done {
 				settled = false
 				continue
 			}

@@ -149,6 +149,7 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 		return err
 	}
 	next, life, interval, deadline := *o, h.life, h.interval, h.deadline
+	mostLife, mostInterval := h.mostLife, h.mostInterval
 	var sends []named
 	if ttl != 0 {
 		part := float64(ttl) / float64(o.ttl)
@@ -160,17 +161,19 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 		}
 		sends = []named{{"ttl", ttl}}
 		least := shorter(life, ttl-next.margin)
+		// the server may execute a request that is abandoned at any later time, so these limits stay without an answer
+		h.mostLife, h.mostInterval = shorter(mostLife, ttl-next.margin), shorter(mostInterval, next.interval)
 		h.change(least, shorter(interval, next.interval), shorter(deadline, after(least)))
 	}
 	mu.Unlock()
 	answer, how, err := send(ctx, call("dlock_renew", sends, h.id))
 	mu.Lock()
 	defer mu.Unlock()
-	// an attempt whose answer was lost may have changed the ttl, and may still change it after later calls
-	if ttl != 0 && (how.doubt || how.sent != 0 && err != nil && !how.isRefusal(err)) {
-		h.mostLife, h.mostInterval = shorter(h.mostLife, ttl-next.margin), shorter(h.mostInterval, next.interval)
-	} else if isA(err, BadArgument, NotAllowed) {
-		h.change(life, interval, longer(h.deadline, deadline))
+	if !how.doubt && (how.sent == 0 || err == nil || how.isRefusal(err)) {
+		h.mostLife, h.mostInterval = mostLife, mostInterval
+		if isA(err, BadArgument, NotAllowed) {
+			h.change(life, interval, longer(h.deadline, deadline))
+		}
 	}
 	if err != nil {
 		return err

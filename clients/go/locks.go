@@ -75,6 +75,14 @@ func (locks *Locks) server(name string) *Server {
 	return best
 }
 
+// key is the same for servers with the same Key.
+func (server *Server) key() any {
+	if server.Key != "" {
+		return server.Key
+	}
+	return server
+}
+
 func (locks *Locks) line(server *Server) *line {
 	return &line{server: server, patience: locks.Patience}
 }
@@ -175,12 +183,19 @@ func newOwner() (string, error) {
 	return fmt.Sprintf("%x", id), err
 }
 
-// giveBack releases a hold of a heart, and returns LockLost if it was lost.
-func (k *kept) giveBack(l *line, s statement, last bool) error {
+// giveBack releases a hold of a heart, and returns LockLost if it was lost. It calls owe if the release failed, and
+// tells whether the server may execute it, or an earlier renewal, at any later time.
+func (k *kept) giveBack(l *line, s statement, last bool, owe func(later bool)) error {
 	held := !k.Lost()
 	k.heart.leave(k, last)
+	if !held && last && k.heart.isLimited() {
+		owe(true)
+	}
 	if held {
 		answer, err := l.askUntil(background, func() statement { return s }, k.Deadline(), grace)
+		if err != nil {
+			owe(!l.isRefusal(err)) // before the program learns of a loss, and requests again
+		}
 		if isAway(err) && Now() >= k.Deadline() {
 			k.lose("there is no connection: " + err.Error())
 		} else if err != nil {
@@ -267,7 +282,7 @@ func (lease *Lease) Close() error {
 	}
 	defer lease.end(nil)
 	return lease.use(background, lease.Deadline(), func(l *line) error {
-		return lease.giveBack(l, call("dlock_lease_close", nil, lease.ID()), true)
+		return lease.giveBack(l, call("dlock_lease_close", nil, lease.ID()), true, func(bool) {})
 	})
 }
 
@@ -407,7 +422,7 @@ func (lock *Lock) Lock(ctx context.Context) (context.Context, error) {
 	}
 	lock.begin(ctx)
 	lock.fence.Store(0)
-	lock.doubt, lock.owner, lock.until = false, lock.options.owner, forever
+	lock.doubt, lock.owner, lock.until = false, "", forever
 	if lock.limited {
 		lock.until = after(lock.timeout)
 	}
@@ -440,7 +455,10 @@ func (lock *Lock) acquire(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	if lock.owner == "" {
+	if err = lock.pay(ctx); err != nil {
+		return err
+	}
+	if lock.owner = lock.options.owner; lock.owner == "" {
 		if lock.owner, err = newOwner(); err != nil {
 			return err
 		}
@@ -581,7 +599,48 @@ func (lock *Lock) takeBack(err error) {
 		l.drop()
 		return
 	}
-	l.takeBack(lock.keeper, request{lock.name, lock.owner})
+	if len(l.takeBack(lock.keeper, request{lock.name, lock.owner})) > 0 {
+		lock.owe(true)
+	}
+}
+
+// owe leaves an undo or a release to the heartbeat of the Lease, or to the owner's next request, if the server may
+// execute the abandoned one later. A lock with a ttl of its own expires.
+func (lock *Lock) owe(later bool) {
+	switch {
+	case lock.keeper != nil:
+		lock.keeper.owe(request{lock.name, lock.owner})
+	case lock.options.owner != "" && later:
+		lock.debtor().owe(lock.Fence())
+	}
+}
+
+func (lock *Lock) debtor() debtor {
+	return debtor{lock.line.server.key(), request{lock.name, lock.options.owner}}
+}
+
+// pay releases what the owner must not get again.
+func (lock *Lock) pay(ctx context.Context) (err error) {
+	if lock.lease != nil || lock.options.owner == "" {
+		return nil
+	}
+	owed := lock.debtor().owed()
+	if owed == nil {
+		return nil
+	}
+	d, until := owed.Value.(debt), later(lock.until, grace)
+	if d.ticket != 0 {
+		release := call("dlock_release_ticket", nil, d.ticket)
+		_, err = lock.line.askUntil(ctx, func() statement { return release }, until, grace)
+	} else {
+		err = lock.line.undo(ctx, nil, d.request, until)
+	}
+	if err == nil {
+		mu.Lock()
+		defer mu.Unlock()
+		settle(owed)
+	}
+	return err
 }
 
 // isRefusal is false if the server may have executed the request.
@@ -590,27 +649,32 @@ func (t trial) isRefusal(err error) bool {
 	return errors.As(err, &own) && !isA(err, QuorumLate, Cancelled) && !t.doubt
 }
 
-// takeBack undoes requests that the server may have executed. If a lease continues, its heartbeat undoes them as soon
-// as the server answers. Without a Lease, the lock expires.
-func (l *line) takeBack(h *heart, requests ...request) {
+// takeBack undoes requests that the server may have executed, and returns those that it could not undo.
+func (l *line) takeBack(h *heart, requests ...request) []request {
 	l.drop()
-	until, waits := after(undo), newPauses(2*time.Second)
+	until := after(undo)
 	l.checks = false
-	for len(requests) > 0 {
-		answer, err := l.askUntil(background, func() statement { return requests[0].takeBack(h) }, until, grace)
-		if err == nil && answer.text(0) != "f" {
-			requests = requests[1:]
-			continue
-		}
-		if err != nil || Now() >= until {
-			if h != nil {
-				h.owe(requests...)
-			}
-			break
-		}
-		sleep(background, waits.take())
+	for len(requests) > 0 && l.undo(background, h, requests[0], until) == nil {
+		requests = requests[1:]
 	}
 	l.drop()
+	return requests
+}
+
+// undo undoes a request, and waits until its session has ended.
+func (l *line) undo(ctx context.Context, h *heart, r request, until time.Duration) error {
+	for waits := newPauses(2 * time.Second); ; {
+		done, err := r.takeBack(h, func(s statement) (row, error) {
+			return l.askUntil(ctx, func() statement { return s }, until, grace)
+		})
+		if err != nil || done {
+			return err
+		}
+		if Now() >= until {
+			return newError(ConnectionLost, "", "the session of the request goes on waiting", nil)
+		}
+		sleep(ctx, waits.take())
+	}
 }
 
 // Unlock returns LockLost if the lock was lost. A lock in transaction scope ends with its transaction. A connection of
@@ -630,17 +694,15 @@ func (lock *Lock) Unlock() error {
 	case lock.lease == nil:
 		l := lock.line.another()
 		defer l.close()
-		return lock.giveBack(l, release, true)
+		return lock.giveBack(l, release, true, lock.owe)
 	}
 	if lock.owner == "" {
 		defer lock.lease.release([]string{lock.name})
 	}
 	// over the lease's connection; if that fails, the lease's heartbeat repeats the release
-	err := lock.lease.use(background, lock.Deadline(), func(l *line) error { return lock.giveBack(l, release, false) })
-	if err != nil && !isA(err, LockLost) {
-		lock.heart.owe(request{lock.name, lock.owner})
-	}
-	return err
+	return lock.lease.use(background, lock.Deadline(), func(l *line) error {
+		return lock.giveBack(l, release, false, lock.owe)
+	})
 }
 
 func (lock *Lock) unlockHere(release statement) error {

@@ -16,7 +16,7 @@ from tooz import coordination, locking, utils
 
 import dlock
 from dlock.callers import Blocking, execute, run
-from dlock.heart import TAKE_BACK
+from dlock.heart import take_back
 from dlock.lines import GRACE, Line, call, delta, now
 from dlock.sources import Dsn
 
@@ -193,7 +193,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
                 raise tooz.ToozError(
                     'the lease has run out, and all its locks')
             for request in list(self._owed):
-                if run(self._pulse.ask((TAKE_BACK, request))) is not False:
+                if run(take_back(self._pulse.ask, request)):
                     self._owed.remove(request)
         return self._ttl / 2
 

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log"
@@ -288,6 +289,26 @@ func (s *session) holds(name string, work func(ticket int64)) {
 	})
 }
 
+// abandoned works while calls of this function in the schema late wait. work can let later calls return at once. At the
+// end, the calls that have waited are executed, and their sessions end.
+func abandoned(function string, work func(waitNoMore func())) {
+	var pids string
+	with(admin.dsn, func(other *pgx.Conn) {
+		execute := func(sql string, values ...any) []string {
+			row, err := query(other, sql, values...)
+			must(err)
+			return row
+		}
+		execute("SELECT pg_advisory_lock(18)")
+		execute("INSERT INTO late.waits VALUES ($1)", function)
+		work(func() { execute("DELETE FROM late.waits") })
+		pids = execute("SELECT array_agg(pid) FROM pg_stat_activity" +
+			" WHERE usename = 'app' AND wait_event = 'advisory'")[0]
+		check(pids != "", "no call has waited")
+	})
+	admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ANY ($1::integer[])", pids)
+}
+
 func with(dsn string, work func(conn *pgx.Conn)) {
 	conn := connect(dsn)
 	defer conn.Close(ctx)
@@ -372,12 +393,14 @@ func over(change func(config *pgx.ConnConfig)) *dlock.Locks {
 
 // Locks over connections that show what passes, and break if that returns an error
 func wired(pass func(sent bool, text []byte) error) *dlock.Locks {
-	return over(func(config *pgx.ConnConfig) {
-		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-			return wire{conn, pass, new(bytes.Buffer)}, err
-		}
-	})
+	return over(func(config *pgx.ConnConfig) { config.DialFunc = through(pass) })
+}
+
+func through(pass func(sent bool, text []byte) error) pgconn.DialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return wire{conn, pass, new(bytes.Buffer)}, err
+	}
 }
 
 type wire struct {
@@ -1568,6 +1591,69 @@ var rows = []row{
 		}))
 	}},
 
+	{"release_late", func() {
+		first, second := lateJobs()
+		must(acquire(first))
+		abandoned("dlock_release_ticket", func(waitNoMore func()) {
+			raises(dlock.ConnectionLost, "", first.Unlock())
+			waitNoMore()
+			must(acquire(second))
+			check(second.Fence() > first.Fence(), "a greater fence")
+		})
+		check(admin.is("SELECT dlock_check('late', $1)", second.Fence()), "held")
+		must(second.Unlock())
+	}},
+
+	{"undo_late", func() {
+		first, second := lateJobs()
+		abandoned("dlock_locks", func(waitNoMore func()) {
+			admin.holds("late", func(int64) {
+				ctx, cancel := context.WithCancel(ctx)
+				waiting := async(func() error {
+					_, err := first.Lock(ctx)
+					return err
+				})
+				admin.untilWaits("late")
+				cancel()
+				raises(dlock.Cancelled, "57014", <-waiting)
+				waitNoMore()
+			})
+			must(acquire(second))
+		})
+		check(admin.is("SELECT dlock_check('late', $1)", second.Fence()), "held")
+		must(second.Unlock())
+	}},
+
+	{"renew_late", func() {
+		lock, _ := lateJobs()
+		must(do(lock, func(context.Context) {
+			abandoned("dlock_renew", func(waitNoMore func()) {
+				raises(dlock.ConnectionLost, "", lock.Renew(ctx, long/2))
+				waitNoMore()
+				must(lock.Renew(ctx, long))
+				check(lock.Deadline() <= dlock.Now()+long/2, "deadline")
+			})
+			must(lock.Check())
+		}))
+	}},
+
+	{"renew_lost", func() {
+		first, second := lateJobs()
+		must(acquire(first))
+		abandoned("dlock_renew", func(waitNoMore func()) {
+			raises(dlock.ConnectionLost, "", first.Renew(ctx, short))
+			order("freeze")
+			told(first)
+			order("thaw")
+			lost(first.Unlock())
+			waitNoMore()
+			must(acquire(second))
+			check(second.Fence() > first.Fence(), "a greater fence")
+		})
+		check(admin.is("SELECT dlock_check('late', $1)", second.Fence()), "held")
+		must(second.Unlock())
+	}},
+
 	{"pool_returned", poolReturned},
 
 	{"clock_stepped", func() {
@@ -1612,6 +1698,25 @@ var rows = []row{
 		fence := lock.Fence()
 		must(do(lock, func(context.Context) { check(lock.Fence() > fence, "fence") }))
 	}},
+}
+
+// Two locks of one owner in the schema late, with little patience. The driver sends a cancel when a connection breaks.
+// The cancel does not reach a call that waits in the schema late.
+func lateJobs() (first, second *dlock.Lock) {
+	locks := over(func(config *pgx.ConnConfig) {
+		config.RuntimeParams["search_path"] = "late, public"
+		config.DialFunc = through(func(sent bool, text []byte) error {
+			const cancel = 80877102 // the code of the request in PostgreSQL's protocol; the process follows
+			if sent && len(text) >= 16 && binary.BigEndian.Uint32(text[4:]) == cancel && admin.is(
+				"SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = $1", binary.BigEndian.Uint32(text[8:])) {
+				return errBoom
+			}
+			return nil
+		})
+	})
+	locks.Patience = 100 * time.Millisecond
+	job := func() *dlock.Lock { return locks.NewLock("late", dlock.TTL(long), dlock.Owner("job/1")) }
+	return job(), job()
 }
 
 func background() context.Context { return context.Background() }
@@ -2181,6 +2286,67 @@ var own = []row{
 			}, "the same owner")
 			return lock.Unlock()
 		}))
+	}},
+
+	// The owner's next request fails until it has released what a release without an answer may still release.
+	{"debt_stays", func() {
+		var cutting atomic.Bool
+		over := wired(func(sent bool, text []byte) error {
+			if sent && cutting.Load() && bytes.Contains(text, []byte("dlock_release_ticket")) {
+				return errBoom
+			}
+			return nil
+		})
+		over.Patience = 100 * time.Millisecond
+		lock := over.NewLock("owed", dlock.TTL(long), dlock.Owner("job/1"))
+		must(acquire(lock))
+		fence := lock.Fence()
+		cutting.Store(true)
+		raises(dlock.ConnectionLost, "", lock.Unlock())
+		raises(dlock.ConnectionLost, "", acquire(lock))
+		check(admin.is("SELECT dlock_check('owed', $1)", fence), "held")
+		cutting.Store(false)
+		must(do(lock, func(context.Context) { check(lock.Fence() > fence, "a greater fence") }))
+
+		// the same if the deadline passes without an answer
+		over.Patience = timeout
+		lock = over.NewLock("owed", dlock.TTL(long), dlock.Owner("job/1"), dlock.Interval(100*time.Millisecond),
+			dlock.Margin(long-3*time.Second))
+		must(acquire(lock))
+		fence = lock.Fence()
+		cutting.Store(true)
+		lost(lock.Unlock())
+		check(admin.is("SELECT dlock_check('owed', $1)", fence), "held")
+		cutting.Store(false)
+		must(do(lock, func(context.Context) { check(lock.Fence() > fence, "a greater fence") }))
+	}},
+
+	// A request that could not be undone is granted later. The owner's next request releases its ticket.
+	{"debt_unknown", func() {
+		var away atomic.Bool
+		over := wired(func(sent bool, _ []byte) error {
+			if sent && away.Load() {
+				return errBoom
+			}
+			return nil
+		})
+		over.Patience = 100 * time.Millisecond
+		lock := over.NewLock("owed", dlock.TTL(long), dlock.Owner("job/1"))
+		admin.holds("owed", func(int64) {
+			ctx, cancel := context.WithCancel(ctx)
+			waiting := async(func() error {
+				_, err := lock.Lock(ctx)
+				return err
+			})
+			admin.untilWaits("owed")
+			away.Store(true)
+			cancel()
+			raises(dlock.Cancelled, "57014", <-waiting)
+			away.Store(false)
+		})
+		admin.until("SELECT count(*) = 1 AND bool_and(granted) FROM dlock_locks WHERE name = 'owed'")
+		ticket := int64(atoi(admin.ask("SELECT ticket FROM dlock_locks WHERE name = 'owed'")))
+		must(do(lock, func(context.Context) { check(lock.Fence() > ticket, "a greater fence") }))
 	}},
 
 	// A connection of the program that cannot execute the release keeps the lock.

@@ -276,6 +276,36 @@ public final class Run {
         return service(MAIN + "&currentSchema=late,public");
     }
 
+    /**
+     * Calls of this function in the late schema wait.  At the end, the calls that have waited are executed, and their
+     * sessions have ended.
+     */
+    static final class Abandoned implements AutoCloseable {
+        private final Connection other = DriverManager.getConnection(admin.url);
+
+        Abandoned(String function) throws SQLException {
+            ask(other, "SELECT pg_advisory_lock(18)");
+            ask(other, "INSERT INTO late.waits VALUES (?)", function);
+        }
+
+        /** Lets later calls return at once. */
+        void waitNoMore() throws SQLException { ask(other, "DELETE FROM late.waits"); }
+
+        @Override
+        public void close() throws Exception {
+            List<?> pids = (List<?>) ask(other, "SELECT array(SELECT pid FROM pg_stat_activity"
+                    + " WHERE usename = 'app' AND wait_event = 'advisory')");
+            other.close();
+            check(!pids.isEmpty());
+            for (Object pid : pids)
+                admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ?", pid);
+        }
+    }
+
+    static boolean isHeld(Lock lock) throws Exception {
+        return admin.is("SELECT dlock_check(?, ?)", lock.name(), lock.fence());
+    }
+
     static void transaction(Connection db, Code work) throws Exception {
         db.setAutoCommit(false);
         try {
@@ -1463,7 +1493,74 @@ public final class Run {
         }
     }
 
-    @Row(64) static void pool_returned() throws Exception {
+    @Row(64) static void release_late() throws Exception {
+        Locks impatient = late().patience(Duration.ofMillis(100));
+        for (boolean after : new boolean[] {false, true}) {
+            // without a wait: otherwise the server checks the connection, and ends the call that has no client
+            Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
+            Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
+            try (Abandoned calls = new Abandoned(after ? "dlock_renew" : "dlock_release_ticket")) {
+                raises(DlockException.ConnectionLost.class, null, () -> first.releaseAfter(after ? LONG : NOW));
+                calls.waitNoMore();
+                check(second.acquire().fence() > first.fence());
+            }
+            check(isHeld(second));
+            second.release();
+        }
+    }
+
+    @Row(65) static void undo_late() throws Exception {
+        Locks impatient = late().patience(Duration.ofMillis(100));
+        Lock first = impatient.lock("late").ttl(LONG).owner("job/1");
+        Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
+        try (Abandoned calls = new Abandoned("dlock_locks")) {
+            try (Holder holder = admin.holds("late")) {
+                Task<Lock> waiting = new Task<>(first::acquire);
+                admin.untilWaits("late");
+                // only a request in doubt is undone
+                admin.ask("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE NOT granted");
+                admin.untilWaits("late");
+                first.cancel();
+                raises(DlockException.Cancelled.class, "57014", waiting::result);
+                calls.waitNoMore();
+            }
+            second.acquire();
+        }
+        check(isHeld(second));
+        second.release();
+    }
+
+    @Row(66) static void renew_late() throws Exception {
+        Locks impatient = late().patience(Duration.ofMillis(100));
+        try (Lock lock = impatient.lock("late").ttl(LONG).acquire()) {
+            try (Abandoned calls = new Abandoned("dlock_renew")) {
+                raises(DlockException.ConnectionLost.class, null, () -> lock.renew(LONG.dividedBy(2)));
+                calls.waitNoMore();
+                lock.renew(LONG);
+                check(lock.deadline() <= Locks.now() + LONG.toNanos() / 2);
+            }
+            lock.check();
+        }
+    }
+
+    @Row(67) static void renew_lost() throws Exception {
+        Locks impatient = late().patience(Duration.ofMillis(100));
+        Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
+        Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
+        try (Abandoned calls = new Abandoned("dlock_renew")) {
+            raises(DlockException.ConnectionLost.class, null, () -> first.renew(SHORT));
+            order("freeze");
+            told(first.lost());
+            order("thaw");
+            lost(first::release);
+            calls.waitNoMore();
+            check(second.acquire().fence() > first.fence());
+        }
+        check(isHeld(second));
+        second.release();
+    }
+
+    @Row(68) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1479,7 +1576,7 @@ public final class Run {
         }
     }
 
-    @Row(65) static void clock_stepped() throws Exception {
+    @Row(69) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1503,7 +1600,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(66) static void lease_promotion() throws Exception {
+    @Row(70) static void lease_promotion() throws Exception {
         Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");

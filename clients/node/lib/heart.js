@@ -5,7 +5,7 @@
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { inspect } from 'node:util';
-import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
+import { BadArgument, ConnectionLost, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
 import { FOREVER, ask, call, checkTtl, cut, interval, now, pauses } from './wire.js';
 
@@ -99,7 +99,7 @@ export class Kept {
     const { heart } = this;
     if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
     checkTtl(ttl);
-    const { life, interval: every, deadline } = heart;
+    const { life, interval: every, deadline, most } = heart;
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
@@ -110,13 +110,11 @@ export class Kept {
       [kept, sent, doubt] = await this.send(statement);
     } catch (error) {
       const refused = error instanceof BadArgument || error instanceof NotAllowed;
-      doubt = error.doubt || !refused;
-      if (!doubt) heart.changed(deadline - life, life, every);
+      const unsent = error instanceof ConnectionLost && error.doubt === false;
+      if (unsent || refused && !error.doubt) heart.changed(deadline - life, life, every, most);
       throw error;
-    } finally {
-      // an attempt whose answer was lost may change the ttl at any later time
-      if (doubt && ttl !== undefined) heart.limit(ttl - rhythm.margin, rhythm.interval);
     }
+    if (!doubt) heart.most = most;
     if (kept === null) {
       this.lose('the server has ended its lease', loss);
       throw loss.signal.reason;
@@ -153,21 +151,58 @@ export class Kept {
 const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text,'
   + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
   + ' WHERE NOT dlock_check(name, fence))::text';
-const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
-  + " WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user";
+// Finds the tickets that a request may have left, given the owner, and the lease unless it is the ticket's own
+const FIND = 'SELECT array(SELECT ticket FROM dlock_locks($1) WHERE owner IS NOT DISTINCT FROM $2'
+  + " AND lease = coalesce($3, ticket) AND scope = 'lease' AND role = current_user)::text";
+const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest($1::bigint[]) AS found (ticket)';
+
 /**
- * Releases the ticket that a request of this owner may have left, for a lease, or with a ttl of its own. False if the
- * request's session still waits, because it has not noticed yet that the client is gone.
+ * Undoes a request, given its name, owner and lease. Returns null if nothing is found, and false if the request's
+ * session still waits, because it has not noticed yet that the client is gone. An abandoned statement may be executed
+ * late, so the one that releases names the tickets: it cannot release what the owner acquires later.
  */
-export const takeBack = (name, owner, lease) => [TAKE_BACK, [name, owner ?? null, lease ?? null]];
+export async function takeBack(request, send) {
+  const tickets = await send([FIND, request]);
+  return tickets === '{}' ? null : send([TAKE_BACK, [tickets]]);
+}
+
+const DEBTS = 10000; // owners with debts; the newest ones are kept
+
+/**
+ * A debt is a release, an undo or a renewal without an answer. The server may execute it at any later time, and then
+ * ends what the owner has. So the owner's next request must not get the same ticket: it first releases that ticket. Only
+ * a lock with a ttl of its own, whose owner the program gives, has debts.
+ */
+const accounts = new Map(); // sets of debts
+const account = ({ name, owner }) => JSON.stringify([name, owner]);
+
+/** Notes a debt, before the release or undo is sent. The ticket is undefined if it is not known. */
+export function owe(server, name, owner, ticket) {
+  const debt = { server, name, owner, ticket };
+  const key = account(debt);
+  accounts.set(key, (accounts.get(key) ?? new Set()).add(debt));
+  if (accounts.size > DEBTS) accounts.delete(accounts.keys().next().value);
+  return debt;
+}
+
+export const owed = (server, name, owner) =>
+  [...accounts.get(account({ name, owner })) ?? []].find((debt) => debt.server === server);
+
+export const isOwed = (debt) => accounts.get(account(debt))?.has(debt) ?? false;
+
+export function paid(debt) {
+  const debts = accounts.get(account(debt));
+  if (debts?.delete(debt) && !debts.size) accounts.delete(account(debt));
+}
+
 const pulses = new Map(); // by server
 
 /** The heart of a lease */
 export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
-  owed = new Set(); // for each call, the statements that undo its requests, as JSON
-  #most = { life: Infinity, interval: Infinity };
+  owed = new Set(); // for each call, its requests to be undone, as JSON
+  most = { life: Infinity, interval: Infinity };
   #watching;
 
   constructor(config, id, sent, ttl, { interval, margin }) {
@@ -189,6 +224,10 @@ export class Heart {
     if (last && !this.over) this.lose('its lease is closed');
   }
 
+  request(name, owner) {
+    return [name, owner ?? null, this.id];
+  }
+
   /** Lets the heartbeat undo a call's requests as soon as the server answers again. */
   owe(...requests) {
     this.owed.add(JSON.stringify(requests));
@@ -199,25 +238,26 @@ export class Heart {
     return [...this.owed].some((requests) => requests.includes(JSON.stringify(request)));
   }
 
-  /** Prepares for a request of another ttl. Until the server has answered, the shorter ttl counts. */
+  /**
+   * Prepares for a request of another ttl. Until the server has answered, the shorter ttl counts. The server may
+   * execute an abandoned request at any later time, so no later change gives the lease more.
+   */
   change(ttl, rhythm) {
+    const { life, interval } = this.most;
+    this.most = { life: Math.min(life, ttl - rhythm.margin), interval: Math.min(interval, rhythm.interval) };
     this.life = Math.min(this.life, ttl - rhythm.margin);
     this.interval = Math.min(this.interval, rhythm.interval);
     this.deadline = Math.min(this.deadline, now() + this.life);
     this.#turn();
   }
 
-  changed(sent, life, every) {
+  changed(sent, life, every, most = this.most) {
+    this.most = most;
     if (this.over) return;
-    this.life = Math.min(life, this.#most.life);
-    this.interval = Math.min(every, this.#most.interval);
+    this.life = Math.min(life, most.life);
+    this.interval = Math.min(every, most.interval);
     this.deadline = Math.max(this.deadline, sent + this.life);
     this.#turn();
-  }
-
-  /** From now on, no change gives the lease more than this. */
-  limit(life, interval) {
-    this.#most = { life: Math.min(life, this.#most.life), interval: Math.min(interval, this.#most.interval) };
   }
 
   #turn() {
@@ -339,7 +379,7 @@ class Pulse {
     return undefined;
   }
 
-  async #ask(...statement) {
+  async #ask(statement) {
     this.#asked = now();
     this.wake();
     try {
@@ -355,7 +395,7 @@ class Pulse {
     const locks = held.flat().map(([, lock]) => lock);
     const sent = now();
     const [kept, gone] = await this.#ask(
-      RENEW, [due.map(({ id }) => id), locks.map(({ name }) => name), locks.map(({ fence }) => fence)]);
+      [RENEW, [due.map(({ id }) => id), locks.map(({ name }) => name), locks.map(({ fence }) => fence)]]);
     const ended = new Set(numbers(gone));
     numbers(kept).forEach((tickets, n) => {
       due[n].due = sent + due[n].interval;
@@ -369,7 +409,8 @@ class Pulse {
     for (const { owed } of due)
       for (const requests of [...owed]) {
         const found = [];
-        for (const request of JSON.parse(requests)) found.push(await this.#ask(...request));
+        for (const request of JSON.parse(requests))
+          found.push(await takeBack(request, (statement) => this.#ask(statement)));
         if (found.every((released) => released === null)) owed.delete(requests);
       }
     return due.every(({ owed }) => !owed.size);

@@ -6,7 +6,7 @@ import {
   BadArgument, ConnectionLost, LockLost, LockTimeout, NotPrimary, WrongState, cancelled, isUnsure, translate,
 } from './errors.js';
 import { Calls } from './calls.js';
-import { Heart, Kept, NONE, anew, takeBack, warn } from './heart.js';
+import { Heart, Kept, NONE, anew, isOwed, owe, owed, paid, takeBack, warn } from './heart.js';
 import { isSource } from './source.js';
 import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
@@ -82,16 +82,19 @@ function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
 }
 
 // Releases a hold of a heart; throws LockLost if it was lost.
-async function giveBack(kept, line, statement, last) {
+async function giveBack(kept, line, statement, last, debt) {
   const { heart } = kept;
   const held = !kept.lost.aborted;
   heart.remove(kept, last);
   try {
     if (held) {
       const returned = await line.ask(statement, { until: heart.deadline });
-      if ((returned === null || returned === false) && !line.doubt) kept.lose('the server has ended it');
+      const repeated = line.doubt || debt && !isOwed(debt); // or the owner's next request has released it
+      if (debt) paid(debt);
+      if ((returned === null || returned === false) && !repeated) kept.lose('the server has ended it');
     }
   } catch (error) {
+    if (debt && error.doubt === false) paid(debt); // it was not sent
     if (!isAway(error) || now() < heart.deadline) throw error;
     kept.lose(`there is no connection: ${error.message}`);
   }
@@ -189,7 +192,7 @@ export class Lease extends Kept {
   async acquireAll(names, { timeout = Infinity, shared, info, signal } = {}) {
     const { heart, id } = this;
     const all = [...new Set(names)];
-    const back = (name) => takeBack(name, undefined, id);
+    const back = (name) => heart.request(name);
     this.check();
     for (const name of all) {
       if (this.locks.server(name) !== this.server)
@@ -301,6 +304,7 @@ export class Lock extends Kept {
   #ofAll; // was it acquired by acquireAll?
   #since;
   #doubt; // for a lock of a Lease: may the Lease's connection have left a request?
+  #debt; // the owner's, while it is being paid
   #ended = () => this.lose('its connection is gone');
 
   constructor(source, name, { scope, ttl, timeout, shared, slots, permits, info, owner, ...options } = {}) {
@@ -446,7 +450,7 @@ export class Lock extends Kept {
       throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
     source.check();
     const { heart } = source;
-    if (heart.owes(takeBack(name, this.options.owner, heart.id)))
+    if (heart.owes(heart.request(name, this.options.owner)))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
     this.heart = heart;
     // over the lease's connection, if the lock need not wait
@@ -464,6 +468,7 @@ export class Lock extends Kept {
 
   async #acquireWithTtl(signal) {
     const line = this.#line;
+    await this.#pay(signal);
     this.fence = await this.#request('dlock_ttl_acquire', signal, interval(this.ttl));
     // After a long wait, only a renewal makes the deadline known. If the request repeats an earlier one, the shorter
     // ttl counts.
@@ -483,7 +488,41 @@ export class Lock extends Kept {
     this.heart.add(this);
   }
 
-  // Undoes an interrupted request, which the server may have executed. If that fails, a Lease's heartbeat undoes it.
+  // Releases what the owner must not hold again.
+  async #pay(signal) {
+    const line = this.#line;
+    const limits = { until: this.#until + GRACE, signal };
+    while ((this.#debt = owed(line.config, this.name, this.owner))) {
+      const { ticket } = this.#debt;
+      if (ticket === undefined) await this.#takeBack(limits, this.#debt);
+      else await line.ask(call('dlock_release_ticket', [ticket]), limits);
+      paid(this.#debt);
+    }
+  }
+
+  #owe() {
+    const own = this.ttl != null && this.owner != null;
+    return own ? owe(this.#line.config, this.name, this.owner, this.fence) : undefined;
+  }
+
+  get #asked() {
+    const { name, heart, options: { owner } } = this;
+    return this.source instanceof Lease ? heart.request(name, owner) : [name, owner, null];
+  }
+
+  // Repeats an undo while the request's session waits. Stops if another call has paid the debt: then what is found may
+  // be a later request's.
+  async #takeBack(limits, debt) {
+    const send = async (statement) => (!debt || isOwed(debt) ? this.#line.ask(statement, limits) : null);
+    for (const pause of pauses()) {
+      if ((await takeBack(this.#asked, send)) !== false) return;
+      if (now() >= limits.until) throw new ConnectionLost('its session goes on waiting');
+      await sleep(pause, undefined, { signal: limits.signal }).catch(() => {});
+    }
+  }
+
+  // Undoes an interrupted request, which the server may have executed. If that fails, a Lease's heartbeat undoes it;
+  // other leases expire, or the owner's next request releases them.
   async #undo(error) {
     const line = this.#line;
     const until = now() + UNDO;
@@ -497,18 +536,15 @@ export class Lock extends Kept {
       return;
     }
     await line.close();
-    if (lease && !this.heart) return; // nothing was requested
+    if (lease ? !this.heart : this.#debt) return; // nothing was requested
     if (this.fence === undefined && !isUnsure(error, line.doubt || this.#doubt)) return;
-    const statement = takeBack(this.name, this.options.owner, lease ? this.heart.id : undefined);
+    const debt = this.#owe();
     line.waits = false;
     try {
-      for (const pause of pauses()) {
-        if ((await line.ask(statement, { until })) !== false) break;
-        if (now() >= until) throw new ConnectionLost('its session goes on waiting');
-        await sleep(pause);
-      }
+      await this.#takeBack({ until }, debt);
+      if (debt) paid(debt);
     } catch {
-      if (lease) this.heart.owe(statement); // without a Lease, the lock expires
+      if (lease) this.heart.owe(this.#asked);
     } finally {
       await line.close();
     }
@@ -529,11 +565,15 @@ export class Lock extends Kept {
   // Over the connection of a Lease, if there is one. If that fails, the Lease's heartbeat repeats the release.
   async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
-    if (!(this.source instanceof Lease)) return this.#over((line) => giveBack(this, line, release, true));
+    if (!(this.source instanceof Lease)) {
+      const pending = !this.lost.aborted || this.heart.most.life < Infinity;
+      const debt = pending ? this.#owe() : undefined;
+      return this.#over((line) => giveBack(this, line, release, true, debt));
+    }
     try {
       return await this.source.hold((line) => giveBack(this, line, release, false));
     } catch (error) {
-      if (!(error instanceof LockLost)) this.heart.owe(takeBack(this.name, this.options.owner, this.heart.id));
+      if (!(error instanceof LockLost)) this.heart.owe(this.#asked);
       throw error;
     }
   }

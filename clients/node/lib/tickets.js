@@ -2,7 +2,6 @@
 
 import { randomUUID } from 'node:crypto';
 import { BadArgument, ConnectionLost, DlockError, LockLost, WrongState, cancelled, isUnsure } from './errors.js';
-import { takeBack } from './heart.js';
 import { inTime } from './source.js';
 import { GRACE, ask as askOver, call, now } from './wire.js';
 
@@ -12,7 +11,7 @@ const ROUND = 60000;
 const ask = (client, statement) => askOver(client, statement, { until: now() + GRACE });
 
 // Lets the heartbeat give a place back, if it is a lease's.
-const giveBack = ({ name, owner, heart }) => heart?.owe(takeBack(name, owner, heart.id));
+const giveBack = ({ name, owner, heart }) => heart?.owe(heart.request(name, owner));
 
 /**
  * Tickets belong to the session, and end with the connection, or to a lease, which keeps their places. All of them are
@@ -49,7 +48,7 @@ export class Tickets {
       ? call('dlock_lease_enqueue', [name, this.#lease.id], { ...options, owner: place.owner })
       : call('dlock_enqueue', [name], options);
     return this.#alone(async () => {
-      if (place.heart?.owes(takeBack(name, place.owner, place.heart.id)))
+      if (place.heart?.owes(place.heart.request(name, place.owner)))
         throw new WrongState(`"${name}" is being taken back from this owner`, '55000');
       let ticket;
       try {

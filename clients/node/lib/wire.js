@@ -178,7 +178,10 @@ export class Line {
           await this.close(false);
         }
         const left = (late ? until : end) - now();
-        if (left <= 0) throw error;
+        if (left <= 0) {
+          error.doubt = tried;
+          throw error;
+        }
         await sleep(Math.min(pause, left), undefined, { signal }).catch(() => {});
       }
     }

@@ -454,6 +454,28 @@ tests['an undone request: another lease keeps the lock of the same owner'] = () 
     assert(await isFree('a'));
   }));
 
+tests['a release without an answer: the owner gets no lock until it is repeated'] = async () => {
+  const fail = () => { throw new TypeError('no answer'); };
+  const answers = [fail, fail];
+  const lock = passing('dlock_release_ticket', () => answers.shift()?.()).lock('a', { ...KEPT, owner: 'me' });
+  const { fence } = await lock.acquire();
+  await assert.rejects(lock.release(), TypeError);
+  await assert.rejects(lock.acquire(), TypeError);
+  assert(await isFree('a'));
+  await lock.run(() => assert(lock.fence > fence));
+};
+
+tests['an undo that is late: the next lock of the same owner stays'] = async () => {
+  let next;
+  const answers = [() => { throw new TypeError('no answer'); }];
+  const connects = [() => {}, () => next.acquire()];
+  const own = passing('dlock_ttl_acquire', () => answers.shift()?.(), () => connects.shift()?.());
+  next = own.lock('a', { ...KEPT, owner: 'me' });
+  await assert.rejects(own.lock('a', { ...KEPT, owner: 'me' }).acquire(), TypeError);
+  assert(await next.isHeld());
+  await next.release();
+};
+
 tests['a lock with a ttl: each call has a connection, and closes it'] = async () => {
   const made = [];
   const own = new Locks(async () => {
@@ -802,7 +824,7 @@ tests['a timeout and an interval that are longer than a timer can wait'] = async
   process.on('warning', note);
   await other.query("ALTER ROLE app SET dlock.max_ttl TO '100d'");
   await locks.lock('a', { timeout: 30 * day, ttl: 90 * day }).run(async (lock) => {
-    lock.heart.owe(['SELECT NULL', []]);
+    lock.heart.owe(lock.heart.request('b'));
     await until(() => !lock.heart.owed.size, 'the heartbeat');
   });
   await other.query('ALTER ROLE app RESET dlock.max_ttl');

@@ -18,7 +18,8 @@ const KEPT = { ttl: LONG, interval: 500 };
 const url = (server, user = 'app', rest = '') => `postgres://${user}@${process.env[`DLOCK_${server}`]}/postgres${rest}`;
 const MAIN = url('MAIN');
 const locks = new Locks(MAIN, { patience: TIMEOUT });
-const late = () => new Locks(url('MAIN', 'app', `?options=${encodeURIComponent('-c search_path=late,public')}`));
+const late = (options) =>
+  new Locks(url('MAIN', 'app', `?options=${encodeURIComponent('-c search_path=late,public')}`), options);
 
 //
 // Support for the rows
@@ -161,6 +162,26 @@ async function told(kept) {
 
 const killSessions = () => admin.ask(
   "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
+
+const untilCallWaits = () => admin.until(
+  "SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+
+/**
+ * Calls of this function in the late schema wait during the work, which gets a function that lets later calls return at
+ * once. Then the calls that have waited are executed, and their sessions have ended.
+ */
+async function abandoned(name, work) {
+  let pids;
+  await connected(async (other) => {
+    await other.query('SELECT pg_advisory_lock(18)');
+    await other.query('INSERT INTO late.waits VALUES ($1)', [name]);
+    await work(() => other.query('DELETE FROM late.waits'));
+    pids = await admin.ask(
+      "SELECT array_agg(pid) FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+    assert(pids, 'no call has waited');
+  }, admin.url);
+  await admin.until('SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ANY ($1)', pids);
+}
 
 const isEvent = (event, expected) => assert.deepEqual({ ...event, ...expected }, event);
 
@@ -328,7 +349,7 @@ rows.lease_deadline = async () => {
       waiting = lock.acquire().then(() => { done = true; });
       await admin.untilWaits('lease');
     });
-    await admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+    await untilCallWaits();
     assert(!done);
     latest = now() + LONG * 0.99;
   }, admin.url);
@@ -1089,6 +1110,93 @@ rows.acquire_owed = () => new Locks(stubborn, { patience: 100 }).lease(KEPT).run
   await admin.untilRenewed(lease.id);
   assert(!lease.lost.aborted);
 });
+
+const JOB = { ttl: LONG, owner: 'job/1' };
+const isHeld = (lock) => admin.ask('SELECT dlock_check($1, $2)', lock.name, lock.fence);
+
+rows.release_late = async () => {
+  const impatient = late({ patience: 100 });
+  const [first, second] = [1, 2].map(() => impatient.lock('late', JOB));
+  const unanswered = (releasing) => raises(dlock.ConnectionLost, undefined, () => releasing);
+  const leave = untilCallWaits; // the release goes on
+  for (const wait of [unanswered, leave]) {
+    const { fence } = await first.acquire();
+    let releasing;
+    await abandoned('dlock_release_ticket', async (waitNoMore) => {
+      releasing = first.release();
+      await wait(releasing);
+      await waitNoMore();
+      await second.acquire();
+      assert(second.fence > fence);
+    });
+    if (wait === leave) await releasing;
+    assert(await isHeld(second));
+    await second.release();
+  }
+};
+
+rows.undo_late = async () => {
+  const impatient = late({ patience: 100 });
+  const [first, second] = [1, 2].map(() => impatient.lock('late', JOB));
+  const cancelled = async (untilWaits) => {
+    const stop = new AbortController();
+    const waiting = raises(Cancelled, '57014', () => first.acquire({ signal: stop.signal }));
+    await untilWaits();
+    stop.abort();
+    await waiting;
+  };
+  const held = async () => {
+    assert(await isHeld(second));
+    await second.release();
+  };
+  await abandoned('dlock_locks', async (waitNoMore) => {
+    await admin.holds('late', async () => {
+      await cancelled(() => admin.untilWaits('late'));
+      await waitNoMore();
+    });
+    await second.acquire();
+  });
+  await held();
+
+  // granted already, when it is canceled
+  await abandoned('dlock_release_ticket', async (waitNoMore) => {
+    await connected(async (other) => {
+      await other.query('SELECT pg_advisory_lock(17)');
+      await cancelled(untilCallWaits);
+      await waitNoMore();
+    }, admin.url);
+    await second.acquire();
+  });
+  await held();
+};
+
+rows.renew_late = () => late({ patience: 100 }).lock('late', { ttl: LONG }).run(async (lock) => {
+  await abandoned('dlock_renew', async (waitNoMore) => {
+    await raises(dlock.ConnectionLost, undefined, () => lock.renew(LONG / 2));
+    await waitNoMore();
+    await lock.renew(LONG);
+    assert(lock.deadline <= now() + LONG / 2);
+  });
+  lock.check();
+});
+
+rows.renew_lost = async () => {
+  const impatient = late({ patience: 100 });
+  const [first, second] = [1, 2].map(() => impatient.lock('late', JOB));
+  const { fence } = await first.acquire();
+  await abandoned('dlock_renew', async (waitNoMore) => {
+    await raises(dlock.ConnectionLost, undefined, () => first.renew(SHORT));
+    order('freeze');
+    await told(first);
+    order('thaw');
+    await raises(LockLost, '55L01', () => first.release());
+    await waitNoMore();
+    await second.acquire();
+    assert(second.fence > fence);
+  });
+  assert(await isHeld(second));
+  await second.release();
+};
 
 rows.pool_returned = async () => {
   const pool = new pg.Pool({ connectionString: MAIN, max: 1 });

@@ -34,13 +34,26 @@ RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
          ' AS leases (id)), array(SELECT fence'
          ' FROM unnest(%s::text[], %s::bigint[]) AS held (name, fence)'
          ' WHERE NOT dlock_check(name, fence))')
-# Releases the tickets that a request may have left, given the owner, and the
-# lease unless it is the ticket's own.  False if a session still waits, because
-# it has not noticed yet that its client is gone
-TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
-             ' WHERE owner IS NOT DISTINCT FROM %s'
-             ' AND lease = coalesce(%s, ticket)'
-             " AND scope = 'lease' AND role = current_user")
+# Finds the tickets that a request may have left, given the owner, and the lease
+# unless it is the ticket's own
+FIND = ('SELECT array(SELECT ticket FROM dlock_locks(%s)'
+        ' WHERE owner IS NOT DISTINCT FROM %s'
+        ' AND lease = coalesce(%s, ticket)'
+        " AND scope = 'lease' AND role = current_user)")
+TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket))'
+             ' FROM unnest(%s::bigint[]) AS found (ticket)')
+DEBTS = 10_000      # the newest ones are kept
+
+Request = tuple[str, str | None, int | None]
+
+
+async def take_back(ask: Callable[[Statement], Any], request: Request) -> bool:
+    """Undoes a request.  False if its session still waits, because it has not
+    noticed yet that its client is gone.  An abandoned statement may be executed
+    late, so the one that releases names the tickets: it cannot release what the
+    owner acquires later."""
+    tickets = await ask((FIND, request))
+    return not tickets or await ask((TAKE_BACK, (tickets,))) is not False
 
 
 class Lost:
@@ -132,6 +145,8 @@ _changed = threading.Condition()
 _pulses: dict[Any, Pulse] = {}      # by the key of the source
 _untold: list[Lost] = []
 _watching = False
+# The debts: tickets, and the sources, because a key may be a source's id
+_owed: dict[tuple[Any, str, str], tuple[int, Source]] = {}
 
 
 def _forked() -> None:
@@ -173,18 +188,48 @@ def _start(work: Callable[[], None]) -> None:
                      daemon=True).start()
 
 
+class Debt:
+    """A release, an undo or a renewal without an answer.  The server may
+    execute it at any later time, and then ends what the owner has.  So the
+    owner's next request must not get the same ticket: it first releases that
+    ticket.  Only a lock with a ttl of its own, whose owner the program gives,
+    has debts."""
+
+    def __init__(self, source: Source, name: str, owner: str) -> None:
+        self.source, self.key = source, (source.key, name, owner)
+
+    @property
+    def ticket(self) -> int | None:
+        """0 if it may be any ticket of the owner; None if nothing is owed"""
+        return _owed[self.key][0] if self.key in _owed else None
+
+    def owe(self, ticket: int) -> None:
+        with _changed:
+            if self.ticket not in (None, ticket):
+                ticket = 0
+            _owed[self.key] = ticket, self.source
+            while len(_owed) > DEBTS:
+                del _owed[next(iter(_owed))]
+
+    def paid(self, ticket: int) -> None:
+        with _changed:
+            if self.ticket == ticket:
+                _owed.pop(self.key, None)
+
+
 class Heart:
     """The heart of a lease.  Each method acquires or needs _changed."""
 
     def __init__(self, id: int, sent: float, ttl: float, interval: float,
                  lost: Lost) -> None:
         self.id, self.life, self.interval = id, ttl * LIFE, interval
+        self.most = float('inf')    # the longest life
         self.deadline = sent + self.life
         self.due = now() + interval
         self.over = False
         # objects to notify: the lease (None) and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
-        self.owed: set[Statement] = set()   # they undo requests
+        self.owed: set[Request] = set()     # to be undone
         self.pulse: Pulse | None = None
 
     def start(self, source: Source, waits: bool) -> None:
@@ -217,11 +262,10 @@ class Heart:
             if last and not self.over:
                 self.lose('its lease is closed')
 
-    def request(self, name: str, owner: str | None) -> Statement:
-        """The statement that undoes a request of this lease"""
-        return TAKE_BACK, (name, owner, self.id)
+    def request(self, name: str, owner: str | None) -> Request:
+        return name, owner, self.id
 
-    def owe(self, request: Statement) -> None:
+    def owe(self, request: Request) -> None:
         """Lets the heartbeat undo a request when the server answers again."""
         with _changed:
             self.owed.add(request)
@@ -229,19 +273,24 @@ class Heart:
 
     def change(self, ttl: float, interval: float) -> None:
         """Prepares for a request of another ttl.  Until the server has
-        answered, the shorter ttl counts."""
+        answered, the shorter ttl counts.  It may execute an abandoned request
+        at any later time, so no later change gives the lease a longer life."""
         with _changed:
+            self.most = min(self.most, ttl * LIFE)
             self.life = min(self.life, ttl * LIFE)
             self.interval = min(self.interval, interval)
             self.deadline = min(self.deadline, now() + self.life)
             self.due = min(self.due, now() + self.interval)
             _changed.notify_all()
 
-    def changed(self, sent: float, life: float, interval: float) -> None:
+    def changed(self, sent: float, life: float, interval: float,
+                most: float) -> None:
         with _changed:
-            self.life, self.interval = life, interval
-            self.deadline = max(self.deadline, sent + life)
-            self.due = min(self.due, now() + interval)
+            self.most = most
+            self.life = min(life, self.most)
+            self.interval = interval * self.life / life
+            self.deadline = max(self.deadline, sent + self.life)
+            self.due = min(self.due, now() + self.interval)
             _changed.notify_all()
 
     def look(self) -> None:
@@ -329,13 +378,13 @@ class Pulse:
             _changed.notify_all()
         return []
 
-    def _ask(self, statement: Statement) -> Any:
+    async def _ask(self, statement: Statement) -> Any:
         with _changed:
             self.asked = now()
             _changed.notify_all()
         try:
-            return self._run(self.line.ask(
-                statement, limit=None, stopped=lambda: not self.hearts))
+            return await self.line.ask(
+                statement, limit=None, stopped=lambda: not self.hearts)
         finally:
             with _changed:
                 self.asked = None
@@ -346,9 +395,9 @@ class Pulse:
             held = {heart: {lost: lock for lost, lock in heart.members.items()
                             if lock} for heart in due}
         locks = [lock for lost in held.values() for lock in lost.values()]
-        kept, gone = self._ask((
+        kept, gone = self._run(self._ask((
             RENEW, ([heart.id for heart in due], [name for name, _ in locks],
-                    [fence for _, fence in locks])))
+                    [fence for _, fence in locks]))))
         with _changed:
             for heart, tickets in zip(due, kept):
                 heart.due = began + heart.interval
@@ -358,7 +407,7 @@ class Pulse:
         """Has every owed request been undone?"""
         for heart in due:
             for request in list(heart.owed):
-                if self._ask(request) is not False:
+                if self._run(take_back(self._ask, request)):
                     heart.owed.remove(request)
         return not any(heart.owed for heart in due)
 

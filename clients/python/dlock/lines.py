@@ -130,13 +130,14 @@ class Line:
                 if self.fixed or until == float('inf') or now() >= until:
                     raise
                 doubt = self.doubt = True
-            except (ConnectionLost, NotPrimary):
-                if self.fixed:
-                    raise
+            except (ConnectionLost, NotPrimary) as error:
                 if self.connection is not None:
                     doubt = self.doubt = True
                     if limit is None:
                         end = min(until, now() + self.patience)
+                error.doubt = doubt
+                if self.fixed:
+                    raise
                 await self.close(False)
                 if now() >= end:
                     raise

@@ -17,7 +17,7 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LEAST, LIFE, TAKE_BACK, AsyncLost, Heart, Lost, rhythm)
+    LEAST, LIFE, AsyncLost, Debt, Heart, Lost, Request, rhythm, take_back)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
 from .servers import Servers
@@ -40,6 +40,7 @@ class Kept(Caller):
     lost: Lost
     ttl: float | None
     _heart: Heart | None = None
+    _debt: Debt | None = None
     _interval: float
     _line: Line
 
@@ -102,9 +103,10 @@ class Kept(Caller):
         self._mutex, self._renewals = threading.Lock(), []
         self._state = NONE
 
-    async def _ask(self, statement: Statement) -> tuple[Any, float]:
+    async def _ask(self, statement: Statement) -> tuple[Any, float, bool]:
         """Executes a call for a held lock, or for an open lease.  Returns the
-        answer, and the time before the call was sent."""
+        answer, the time before the call was sent, and whether an abandoned
+        attempt may be executed later."""
         raise NotImplementedError
 
     def _id(self) -> int | None:
@@ -137,15 +139,15 @@ class Kept(Caller):
         if ttl is not None and ttl < LEAST:
             raise BadArgument('the ttl has to be at least 100 ms', '22023')
         lost, life, interval = self.lost, heart.life, heart.interval
-        before = heart.deadline - life
+        before, most = heart.deadline - life, heart.most
         if ttl is not None:
             heart.change(ttl, rhythm(ttl, ttl * self._interval / self.ttl))
         try:
-            kept, sent = await self._ask(call('dlock_renew', self._id(),
-                                              ttl=delta(ttl)))
-        except (BadArgument, NotAllowed) as error:
-            if not error.doubt:     # otherwise the server may have this ttl
-                heart.changed(before, life, interval)
+            kept, sent, doubt = await self._ask(call(
+                'dlock_renew', self._id(), ttl=delta(ttl)))
+        except (BadArgument, NotAllowed, ConnectionLost) as error:
+            if not error.doubt:     # it was refused, or not sent
+                heart.changed(before, life, interval, most)
             raise
         if self._heart is not heart:
             raise WrongState(f'{self} was released', '55000')
@@ -156,7 +158,7 @@ class Kept(Caller):
             self._interval *= ttl / self.ttl
             self.ttl = ttl
             life, interval = ttl * LIFE, self._interval
-        heart.changed(sent, life, interval)
+        heart.changed(sent, life, interval, heart.most if doubt else most)
 
     @both
     async def set_info(self, info: str | None) -> None:
@@ -179,15 +181,22 @@ class Kept(Caller):
                          line: Line) -> None:
         """Releases a hold; raises LockLost if it was lost."""
         heart, held = self._heart, not self.lost
+        debt, fence = self._debt, self._id() or 0
         if heart:
             heart.remove(self.lost, last)
         try:
+            if debt and (held or heart and heart.most < float('inf')):
+                debt.owe(fence)
             if held:
                 answer = await line.ask(
                     statement, heart.deadline if heart else float('inf'))
                 if (answer is None or answer is False) and not line.doubt:
                     self.lost.set('the server has ended it')
+                if debt:
+                    debt.paid(fence)
         except (ConnectionLost, NotPrimary) as error:
+            if debt and not error.doubt:        # it was not sent
+                debt.paid(fence)
             if heart and now() < heart.deadline:
                 raise
             self.lost.set(f'there is no connection: {error}')
@@ -230,12 +239,12 @@ class BaseLease(Kept, Generic[LockT]):
             self, name, timeout=timeout, shared=shared, slots=slots,
             permits=permits, info=info, owner=owner)
 
-    async def _ask(self, statement: Statement) -> tuple[Any, float]:
+    async def _ask(self, statement: Statement) -> tuple[Any, float, bool]:
         if not await settle(self.hold(self._free, GRACE)):
             raise ConnectionLost('another call waits for an answer')
         try:
             answer = await self._line.ask(statement, self.deadline)
-            return answer, self._line.sent
+            return answer, self._line.sent, self._line.doubt
         finally:
             await self._let_go()
 
@@ -409,6 +418,8 @@ class BaseLock(Kept):
         self._interval = rhythm(ttl, interval) if ttl is not None else 0
         self._owner = owner
         self._asked: str | None = ''    # the request's owner
+        if own and owner and self._line.source:
+            self._debt = Debt(self._line.source, name, owner)
         self._options = dict(
             shared=shared, slots=slots, permits=permits, info=info)
         self._cancelled = False
@@ -435,17 +446,17 @@ class BaseLock(Kept):
         heart.add(self.lost, self.name, fence)
         self._observe_hold(now())
 
-    async def _ask(self, statement: Statement) -> tuple[Any, float]:
+    async def _ask(self, statement: Statement) -> tuple[Any, float, bool]:
         if self._executor:
-            return await self._executor.ask(statement), 0.0
+            return await self._executor.ask(statement), 0.0, False
         if self._lease:
             return await self._lease._ask(statement)
         if self.scope != 'lease':
-            return await self._line.ask(statement), 0.0
+            return await self._line.ask(statement), 0.0, False
         line = self._locks.line(self, self.name)    # not another call's
         try:
             answer = await line.ask(statement, self.deadline)
-            return answer, line.sent
+            return answer, line.sent, line.doubt
         finally:
             await line.close()
 
@@ -457,7 +468,7 @@ class BaseLock(Kept):
         lease = None
         if self.scope == 'lease':
             lease = self._lease.id if self._lease else self.fence
-        answer, _ = await self._ask(
+        answer, *_ = await self._ask(
             call('dlock_is_held', self.name, lease=lease))
         return bool(answer)
 
@@ -492,6 +503,8 @@ class BaseLock(Kept):
             raise
         finally:
             if self._state is turn:     # the undo failed, or was interrupted
+                if self._debt and self._asked:
+                    self._debt.owe(self.fence or 0)
                 await self.through(self._give_up())
         return fence
 
@@ -513,6 +526,7 @@ class BaseLock(Kept):
         """Requests the lock.  A repeated request gets the remaining time."""
         line, lease, values = self._line, self._lease, list[Any]()
         function = FUNCTIONS[self.scope]
+        until = now() + float('inf' if self.timeout is None else self.timeout)
         if lease:
             lease.check()
             heart = lease._heart
@@ -520,13 +534,6 @@ class BaseLock(Kept):
             self._under, values = heart, [heart.id]
         elif self.ttl is not None:
             function, values = 'dlock_ttl_acquire', [delta(self.ttl)]
-        if self.scope == 'lease':
-            self._asked = self._owner or str(uuid.uuid4())
-            self._options['owner'] = self._asked
-            if self._under and self._request() in self._under.owed:
-                raise WrongState(
-                    f'{self} is being taken back from this owner', '55000')
-        until = now() + float('inf' if self.timeout is None else self.timeout)
         if self._executor:
             self.fence = int(await self._executor.ask(call(
                 function, self.name, timeout=delta(self.timeout),
@@ -536,6 +543,14 @@ class BaseLock(Kept):
         line.opened = line.check_client if until > now() else None
         self._idle.clear()
         try:
+            if self._debt:
+                await self._pay(self._debt, until + GRACE)
+            if self.scope == 'lease':
+                self._asked = self._owner or str(uuid.uuid4())
+                self._options['owner'] = self._asked
+                if self._under and self._request() in self._under.owed:
+                    raise WrongState(
+                        f'{self} is being taken back from this owner', '55000')
             fence = (await self._try(function, values, until + GRACE)
                      if lease else None)
             if fence is None:
@@ -557,11 +572,32 @@ class BaseLock(Kept):
         line.fixed = self.scope != 'lease'
         return fence
 
-    def _request(self) -> Statement:
-        """The statement that undoes the request"""
-        if self._under:
-            return self._under.request(self.name, self._asked)
-        return TAKE_BACK, (self.name, self._asked, None)
+    def _request(self) -> Request:
+        lease = self._under.id if self._under else None
+        return self.name, self._asked, lease
+
+    async def _pay(self, debt: Debt, until: float) -> None:
+        """Releases what the owner must not hold again."""
+        def ask(statement: Statement) -> Any:
+            return self._line.ask(
+                statement, until, stopped=lambda: self._cancelled)
+
+        ticket = debt.ticket
+        if ticket is None:
+            return
+        if ticket:
+            await ask(call('dlock_release_ticket', ticket))
+        else:
+            await self._take_back(ask, (self.name, self._owner, None), until)
+        debt.paid(ticket)
+
+    async def _take_back(self, ask: Callable[[Statement], Any],
+                         request: Request, until: float) -> None:
+        waiting = pauses()
+        while not await take_back(ask, request):
+            if now() >= until:
+                raise ConnectionLost('its session goes on waiting')
+            await settle(self.sleep(next(waiting)))
 
     async def _try(self, function: str, values: list[Any],
                    until: float) -> int | None:
@@ -610,24 +646,27 @@ class BaseLock(Kept):
                 fence := self.fence or line.late):
             await self.ask(
                 line.connection, call('dlock_release_ticket', fence))
-        unsure = self.scope == 'lease' and (
+        unsure = self.scope == 'lease' and self._asked and (
             self.fence or not isinstance(error, Error)
             or isinstance(error, QuorumLate)
             or line.doubt or self._doubt)
         await line.close()
         if unsure:
-            line.opened, line.fixed, waiting = None, False, pauses()
-            while await line.ask(self._request(), until) is False:
-                if now() >= until:
-                    raise ConnectionLost('its session goes on waiting')
-                await settle(self.sleep(next(waiting)))
+            line.opened, line.fixed, ticket = None, False, self.fence or 0
+            if self._debt:
+                self._debt.owe(ticket)
+            await self._take_back(
+                lambda statement: line.ask(statement, until),
+                self._request(), until)
+            if self._debt:
+                self._debt.paid(ticket)
             await line.close()
         self._state = NONE
 
     async def _give_up(self) -> None:
         """Leaves an unfinished undo or release to the heartbeat of the Lease;
-        other leases expire.  Closes the program's own connection, which may
-        have the lock."""
+        other leases expire, or the owner's next request releases them.  Closes
+        the program's own connection, which may have the lock."""
         line = self._line
         try:
             if self._under:

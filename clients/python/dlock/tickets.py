@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from .callers import (
     UNDO, Asyncio, Blocking, Caller, Statement, both, settle)
 from .errors import Error, LockLost, WrongState
+from .heart import Request
 from .lines import call, cut_at, now
 from .locks import BaseLease
 from .servers import Servers
@@ -48,7 +49,7 @@ class BaseTickets(Caller):
         self._events: deque[Event] = deque()
         # by ticket: the name, the request, and what undoes it
         self._requests: dict[
-            int, tuple[str, Statement, Statement | None]] = {}
+            int, tuple[str, Statement, Request | None]] = {}
         self._granted: set[int] = set()
         self._watched: set[str] = set()
         self._round = now() + ROUND
@@ -116,10 +117,12 @@ class BaseTickets(Caller):
                 released = await self._line.ask(
                     call('dlock_release_ticket', ticket))
             except BaseException:
-                if self._lease:     # it can be repeated
-                    self._requests[ticket] = request
+                heart, undo = self._lease and self._lease._heart, request[2]
+                if heart and undo:      # the heartbeat repeats it
+                    heart.owe(undo)
                 raise
-            self._granted.discard(ticket)
+            finally:
+                self._granted.discard(ticket)
             if not released and not self._line.doubt:
                 raise LockLost(f'ticket {ticket} was lost', '55L01')
 

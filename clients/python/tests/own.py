@@ -1165,8 +1165,9 @@ class Rest(StackTest, unittest.TestCase):
                     tickets._line, 'ask', side_effect=dlock.ConnectionLost('')):
                 with self.assertRaises(dlock.ConnectionLost):
                     tickets.release(ticket)
-            tickets.release(ticket)
-            self.assertTrue(is_free('a'))
+            with self.assertRaises(dlock.LockLost):
+                tickets.release(ticket)
+            until_free('a')
 
     def test_enqueue_withdrawn(self):
         """Tickets of a session: an interrupted enqueue leaves no place"""
@@ -1385,7 +1386,7 @@ class Rest(StackTest, unittest.TestCase):
                 lease._ask = ask
                 lease.close()
                 lease.open()
-                return None, now()
+                return None, now(), False
 
             for change in (lambda: lease.set_info('one'), lease.renew,
                            lambda: lease.renew(7200)):

@@ -146,8 +146,10 @@ def start_twice(call):
     return calls[0]
 
 
-def late(kind=dlock.Locks):
-    return kind(dsn('MAIN', options="options='-c search_path=late,public'"))
+def late(kind=dlock.Locks, **options):
+    # no check of the connection ends an abandoned call
+    return kind(dsn('MAIN', options="options='-c search_path=late,public "
+                    "-c client_connection_check_interval=1h'"), **options)
 
 
 @contextmanager
@@ -160,6 +162,23 @@ def renewals_wait():
 def until_renewal_waits():
     admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
                 "WHERE usename = 'app' AND wait_event = 'advisory'")
+
+
+@contextmanager
+def abandoned(function):
+    """Calls of this function in the late schema wait.  Yields a function that
+    lets later calls return at once.  At the end, the calls that have waited are
+    executed, and their sessions have ended."""
+    with psycopg.connect(admin.dsn, autocommit=True) as other:
+        other.execute('SELECT pg_advisory_lock(18)')
+        other.execute('INSERT INTO late.waits VALUES (%s)', [function])
+        yield lambda: other.execute('DELETE FROM late.waits')
+        pids = other.execute('SELECT array_agg(pid) FROM pg_stat_activity '
+                             "WHERE usename = 'app' AND wait_event = 'advisory'"
+                             ).fetchone()[0]
+        assert pids, 'no call has waited'
+    admin.until('SELECT count(*) = 0 FROM pg_stat_activity '
+                'WHERE pid = ANY (%s)', pids)
 
 
 @contextmanager
@@ -1700,6 +1719,113 @@ def acquire_owed():
                 order('thaw')
             assert await beside(until_undone, lease)
     asyncio.run(same())
+
+
+def is_held(name, fence):
+    return admin('SELECT dlock_check(%s, %s)', name, fence)
+
+
+# a cancel would end the abandoned call
+@row
+@mock.patch('dlock.callers.cancel', mock.Mock())
+def release_late():
+    job = {'ttl': LONG, 'owner': 'job/1'}
+    impatient = late(patience=0.1)
+    first = impatient.lock('late', **job)
+    first.acquire()
+    with abandoned('dlock_release_ticket') as wait_no_more:
+        with raises(dlock.ConnectionLost):
+            first.release()
+        wait_no_more()
+        second = impatient.lock('late', **job)
+        assert second.acquire() > first.fence
+    assert is_held('late', second.fence)
+    second.release()
+
+    async def same():
+        impatient = late(dlock.AsyncLocks, patience=0.1)
+        first = impatient.lock('late', **job)
+        await first.acquire()
+        with abandoned('dlock_release_ticket') as wait_no_more:
+            with raises(asyncio.TimeoutError):
+                await asyncio.wait_for(first.release(), 0.1)
+            wait_no_more()
+            second = impatient.lock('late', **job)
+            assert await second.acquire() > first.fence
+        assert is_held('late', second.fence)
+        await second.release()
+    asyncio.run(same())
+
+
+@row
+@mock.patch('dlock.callers.cancel', mock.Mock())
+@mock.patch('dlock.locks.cancel', mock.Mock())
+def undo_late():
+    job = {'ttl': LONG, 'owner': 'job/1'}
+    impatient = late(patience=0.1)
+    with abandoned('dlock_locks') as wait_no_more:
+        with admin.holds('late'):
+            first = impatient.lock('late', **job)
+            waiting = start(first.acquire)
+            admin.until_waits('late')
+            first.cancel()
+            with raises(dlock.Cancelled):
+                waiting.result(TIMEOUT)
+            wait_no_more()
+        second = impatient.lock('late', **job)
+        second.acquire()
+    assert is_held('late', second.fence)
+    second.release()
+
+    async def same():
+        impatient = late(dlock.AsyncLocks, patience=0.1)
+        with abandoned('dlock_locks') as wait_no_more:
+            with admin.holds('late'):
+                waiting = asyncio.ensure_future(
+                    impatient.lock('late', **job).acquire())
+                await beside(admin.until_waits, 'late')
+                waiting.cancel()
+                with raises(asyncio.CancelledError):
+                    await waiting
+                wait_no_more()
+            second = impatient.lock('late', **job)
+            await second.acquire()
+        assert is_held('late', second.fence)
+        await second.release()
+    asyncio.run(same())
+
+
+@row
+def renew_late():
+    impatient = late(patience=0.1)
+    with impatient.lock('late', ttl=LONG) as lock:
+        with abandoned('dlock_renew') as wait_no_more:
+            with raises(dlock.ConnectionLost):
+                lock.renew(LONG / 2)
+            wait_no_more()
+            lock.renew(LONG)
+            assert lock.deadline <= now() + LONG / 2
+        lock.check()
+
+
+@row
+def renew_lost():
+    job = {'ttl': LONG, 'owner': 'job/1'}
+    impatient = late(patience=0.1)
+    first, second = (impatient.lock('late', **job) for _ in range(2))
+    first.acquire()
+    with abandoned('dlock_renew') as wait_no_more:
+        with raises(dlock.ConnectionLost):
+            first.renew(SHORT)
+        order('freeze')
+        told(first.lost)
+        order('thaw')
+        with raises(dlock.LockLost):
+            first.release()
+        wait_no_more()
+        assert second.acquire() > first.fence
+    assert is_held('late', second.fence)
+    second.release()
 
 
 @row

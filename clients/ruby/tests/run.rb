@@ -309,6 +309,12 @@ row :renew_in_doubt do
     raises(Dlock::BadArgument, '22023') { lease.renew(1800) }
     expect(errors.empty?)
     expect(lease.deadline <= Dlock.now + 1800)
+
+    # the server may execute the first call later
+    lease.renew(7200)
+    expect([lease.heart.life, lease.heart.interval], [0.99 * 1800, 600.0])
+    lease.renew
+    expect(lease.deadline <= Dlock.now + 1800)
   end
 end
 
@@ -363,6 +369,50 @@ row :change_reopened do
     lease.check
     lease.close
   end
+end
+
+# A debt stays until its own ticket is released, also in a child, and the oldest of too many is forgotten.
+row :debts do
+  debt = Dlock::Debt.note(0, 7)
+  expect(Dlock::Debt.note(0, 7), debt)
+  debt.paid(8)
+  expect(debt.owed?)
+  child = fork { exit!(debt.owed?) }
+  expect(Process.wait2(child)[1].success?)
+  both = Dlock::Debt.note(0, 8)
+  expect([both.ticket, debt.owed?, both.owed?], [nil, false, true])
+  (1..Dlock::Debt::MOST).each { |account| Dlock::Debt.note(account, nil) }
+  expect([both.owed?, Dlock::Debt.of(1).owed?], [false, true])
+  (1..Dlock::Debt::MOST).each { |account| Dlock::Debt.of(account).paid }
+  expect(Dlock::Debt.all, {})
+end
+
+# A release notes its debt before it is sent, and an answer settles it.
+row :release_noted do
+  job = Dlock::Locks.new('').lock('job', ttl: 3600, owner: 7)
+  job.acquire
+  noted = nil
+  job.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+    noted = Dlock::Debt.all.values.map(&:ticket) if values[0][0].include?('dlock_release_ticket')
+    super(*values)
+  end
+  fence = job.fence
+  job.release
+  expect([noted, Dlock::Debt.all], [[fence], {}])
+end
+
+# An undo ends when another request has paid its debt, and may have the ticket.
+row :undo_paid do
+  job, again = Array.new(2) { Dlock::Locks.new('').lock('job', ttl: 3600, owner: 'me') }
+  job.acquire
+  again.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
+    raise Boom if values[0][0].include?('dlock_renew')
+
+    super(*values).tap { Dlock::Debt.all.clear if values[0][0] == Dlock::Pulse::FIND }
+  end
+  raises(Boom) { again.acquire }
+  job.release
+  expect(left('job'), 0)
 end
 
 # One renewal waits for the other, until an exception ends that one.

@@ -175,8 +175,8 @@ def told(kept)
   expect(kept.lost?)
 end
 
-def late
-  Dlock::Locks.new(dsn('MAIN', "options='-c search_path=late,public'"))
+def late(**options)
+  Dlock::Locks.new(dsn('MAIN', "options='-c search_path=late,public'"), **options)
 end
 
 def renewals_wait
@@ -186,8 +186,25 @@ def renewals_wait
   end
 end
 
-def until_renewal_waits
+def until_call_waits
   ADMIN.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+end
+
+# Calls of this function in the late schema wait. Yields a function that lets later calls return at once. At the end,
+# the calls that have waited are executed, and their sessions have ended.
+def abandoned(function)
+  pids = nil
+  wait_no_more = -> { ADMIN.call('DELETE FROM late.waits') }
+  connected(ADMIN.dsn) do |other|
+    other.exec('SELECT pg_advisory_lock(18)')
+    ADMIN.call('INSERT INTO late.waits VALUES ($1)', function)
+    yield wait_no_more
+    pids = ADMIN.call("SELECT array_agg(pid) FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+    raise 'no call has waited' unless pids
+  end
+  ADMIN.until('SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ANY ($1)', pids)
+ensure
+  wait_no_more.call
 end
 
 class Boom < StandardError; end
@@ -391,7 +408,7 @@ row :lease_deadline do
       waiting = start { lock.acquire }
       ADMIN.until_waits('lease')
     end
-    until_renewal_waits
+    until_call_waits
     expect(waiting.alive?)
     latest = Dlock.now + LONG * 0.99
   end
@@ -1164,7 +1181,7 @@ row :acquire_cancelled do
     # already granted when it is canceled
     renewals_wait do
       waiting = start { late.lock('busy', ttl: LONG).acquire }
-      until_renewal_waits
+      until_call_waits
       cancel.call(waiting)
       cancelled(waiting)
       expect(ADMIN.left('busy'), 0)
@@ -1328,6 +1345,91 @@ row :acquire_owed do
     expect(lease.lost?, false)
     lease.lock('owed', timeout: 0).synchronize { nil }
   end
+end
+
+row :release_late do
+  impatient = late(patience: 0.1)
+  first, second = Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+  unanswered = -> { raises(Dlock::ConnectionLost) { first.release } }
+  # the release goes on when its caller has left
+  interrupted = lambda do
+    releasing = start { first.release }
+    until_call_waits
+    releasing.raise(Boom)
+    cancelled(releasing)
+  end
+  [unanswered, interrupted].each do |release|
+    fence = first.acquire.fence
+    abandoned('dlock_release_ticket') do |wait_no_more|
+      release.call
+      wait_no_more.call
+      expect(second.acquire.fence > fence)
+    end
+    expect(second.held_on_server?)
+    second.release
+  end
+end
+
+row :undo_late do
+  impatient = late(patience: 0.1)
+  first, second = Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+  cancel = lambda do |waiting|
+    waiting.raise(Boom)
+    cancelled(waiting)
+  end
+  abandoned('dlock_locks') do |wait_no_more|
+    ADMIN.holds('late') do
+      waiting = start { first.acquire }
+      ADMIN.until_waits('late')
+      cancel.call(waiting)
+      wait_no_more.call
+    end
+    second.acquire
+  end
+  expect(second.held_on_server?)
+  second.release
+
+  # already granted when it is canceled
+  abandoned('dlock_release_ticket') do |wait_no_more|
+    renewals_wait do
+      waiting = start { first.acquire }
+      until_call_waits
+      cancel.call(waiting)
+      wait_no_more.call
+    end
+    second.acquire
+  end
+  expect(second.held_on_server?)
+  second.release
+end
+
+row :renew_late do
+  late(patience: 0.1).lock('late', ttl: LONG).synchronize do |lock|
+    abandoned('dlock_renew') do |wait_no_more|
+      raises(Dlock::ConnectionLost) { lock.renew(LONG / 2) }
+      wait_no_more.call
+      lock.renew(LONG)
+      expect(lock.deadline <= Dlock.now + LONG / 2)
+    end
+    lock.check
+  end
+end
+
+row :renew_lost do
+  impatient = late(patience: 0.1)
+  first, second = Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+  fence = first.acquire.fence
+  abandoned('dlock_renew') do |wait_no_more|
+    raises(Dlock::ConnectionLost) { first.renew(SHORT) }
+    order('freeze')
+    told(first)
+    order('thaw')
+    raises(Dlock::LockLost, '55L01') { first.release }
+    wait_no_more.call
+    expect(second.acquire.fence > fence)
+  end
+  expect(second.held_on_server?)
+  second.release
 end
 
 # Like the gem connection_pool: a pool of one connection

@@ -165,7 +165,34 @@ sub start_servers
 				PERFORM pg_sleep_for(ttl);
 				RETURN public.dlock_lease_open(ttl, attach, delay, info);
 			END $$;
+			CREATE TABLE late.waits (function text);
+			CREATE FUNCTION late.wait(function text) RETURNS void
+			LANGUAGE plpgsql AS $$
+			BEGIN
+				IF EXISTS (SELECT FROM late.waits w WHERE w.function = $1) THEN
+					PERFORM pg_advisory_xact_lock_shared(18);
+				END IF;
+			END $$;
+			CREATE FUNCTION late.dlock_renew(id bigint, ttl interval)
+			RETURNS integer LANGUAGE plpgsql AS $$
+			BEGIN
+				PERFORM late.wait('dlock_renew');
+				RETURN public.dlock_renew(id, ttl);
+			END $$;
+			CREATE FUNCTION late.dlock_release_ticket(ticket bigint)
+			RETURNS boolean LANGUAGE plpgsql AS $$
+			BEGIN
+				PERFORM late.wait('dlock_release_ticket');
+				RETURN public.dlock_release_ticket(ticket);
+			END $$;
+			CREATE FUNCTION late.dlock_locks(name text)
+			RETURNS SETOF public.dlock_locks LANGUAGE plpgsql AS $$
+			BEGIN
+				PERFORM late.wait('dlock_locks');
+				RETURN QUERY SELECT * FROM public.dlock_locks($1);
+			END $$;
 			GRANT USAGE ON SCHEMA late TO app;
+			GRANT SELECT ON late.waits TO app;
 			GRANT SELECT ON late.quorum TO app;
 			GRANT USAGE ON SEQUENCE late.calls TO app});
 	}

@@ -110,20 +110,22 @@ module Dlock
       check_hold(heart)
       raise BadArgument.new('there is no such ttl', '22023') if ttl && ttl < LEAST_TTL
 
-      life, interval, before = heart.life, heart.interval, heart.deadline
+      life, interval, most, before = heart.life, heart.interval, heart.most, heart.deadline
       heart.change(ttl, @interval * ttl / @ttl) if ttl
       statement = Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl))
       begin
-        kept, sent = send_held(statement)
-      rescue BadArgument, NotAllowed => e
-        # an earlier attempt, whose answer was lost, may have changed the ttl
-        heart.changed(before - life, life, interval, heart.due) unless e.doubt
+        kept, sent, doubt = send_held(statement)
+      rescue BadArgument, NotAllowed, ConnectionLost => e
+        # an attempt whose answer was lost may have changed the ttl
+        heart.changed(before - life, life, interval, most, heart.due) unless e.doubt
         raise
       end
+      most = heart.most if doubt
       Dlock.guarded { set_lost('the server has ended its lease') if @heart.equal?(heart) } unless kept
       check_hold(heart)
       @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
-      ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
+      life, interval = heart.life_of(ttl), @interval if ttl
+      heart.changed(sent, life, interval, most)
       nil
     end
 
@@ -175,7 +177,8 @@ module Dlock
       end
     end
 
-    # Releases what this object holds, if it still holds it. Raises LockLost if it was lost.
+    # Releases what this object holds, if it still holds it. Raises LockLost if it was lost. Notes the debt before it
+    # sends the release, because an interrupted caller does not wait for the answer.
     def give_back(line, statement, last)
       heart = @heart
       gone = lost?
@@ -184,17 +187,26 @@ module Dlock
         heart.leave(self, last)
         @heart = nil
       end
+      debt = owe if !gone || heart.most < FOREVER
       unless gone
         begin
-          answer = line.ask(statement, till: till).first
-          lose('the server has ended it') if !answer && !line.doubt
+          released = line.ask(statement, till: till).first || line.doubt
+          # the owner's next request may have paid the debt
+          lose('the server has ended it') unless released || (debt && !debt.owed?)
+          debt&.paid(@fence)
         rescue ConnectionLost, NotPrimary => e
+          debt&.paid(@fence) unless e.doubt # it was not sent
           raise if Dlock.now < till
 
           lose("there is no connection: #{e.message}")
         end
       end
       raise LockLost.new(@loss, '55L01') if @loss
+    end
+
+    # Only a lock with a ttl and an owner has an account.
+    def owe
+      Debt.note(@account, @fence) if @account
     end
 
     # Yields, and then calls `leave` to release. A loss does not hide an exception that has ended the work.
@@ -228,7 +240,7 @@ module Dlock
   class Heart
     MARGIN = 0.01
 
-    attr_reader :id, :life, :interval, :deadline, :members, :owed, :together, :renewing
+    attr_reader :id, :life, :most, :interval, :deadline, :members, :owed, :together, :renewing
     attr_accessor :due
 
     @all = {}.compare_by_identity
@@ -263,6 +275,7 @@ module Dlock
       @id = id
       @interval = interval
       @life = life_of(ttl)
+      @most = FOREVER # the longest life
       @deadline = sent + @life
       @due = Dlock.now + interval
       @members = { kept => nil }.compare_by_identity
@@ -282,10 +295,12 @@ module Dlock
       ttl * (1 - MARGIN)
     end
 
-    # Prepares for a request of another ttl. Until the server answers, the shorter ttl counts.
+    # Prepares for a request of another ttl. Until the server answers, the shorter ttl counts. The server may execute an
+    # abandoned request at any later time, so without an answer no later change gives the lease a longer life.
     def change(ttl, interval)
       Dlock.guarded do
-        @life = [@life, life_of(ttl)].min
+        @most = [@most, life_of(ttl)].min
+        @life = [@life, @most].min
         @interval = [@interval, interval].min
         @deadline = [@deadline, Dlock.now + @life].min
         @due = [@due, Dlock.now + @interval].min
@@ -294,12 +309,13 @@ module Dlock
     end
 
     # After a refusal, the heartbeat stays due when it was.
-    def changed(sent, life, interval, due = FOREVER)
+    def changed(sent, life, interval, most, due = FOREVER)
       Dlock.guarded do
-        @life = life
-        @interval = interval
-        @deadline = [@deadline, sent + life].max unless over
-        @due = [due, Dlock.now + interval].min
+        @most = most
+        @life = [life, most].min
+        @interval = interval * (@life / life)
+        @deadline = [@deadline, sent + @life].max unless over
+        @due = [due, Dlock.now + @interval].min
         MOVED.broadcast
       end
     end
@@ -352,22 +368,73 @@ module Dlock
     end
   end
 
+  # A release, an undo or a renewal without an answer. The server may execute it at any later time, and then ends what
+  # the owner has. So the owner's next request must not get the same ticket: it first releases that ticket. Only a lock
+  # with a ttl of its own, whose owner the program gives, has debts. A forked child keeps its parent's debts.
+  class Debt
+    MOST = 10_000 # the newest ones are kept
+
+    @all = {} # by account: source, name and owner
+
+    class << self
+      attr_reader :all
+
+      def of(account)
+        Dlock.guarded { @all[account] }
+      end
+
+      def note(account, ticket)
+        Dlock.guarded do
+          debt = @all[account]
+          @all[account] = new(account, debt ? nil : ticket) unless debt && debt.ticket == ticket
+          @all.shift while @all.size > MOST
+          @all[account]
+        end
+      end
+    end
+
+    attr_reader :ticket # nil if it may be any ticket of the owner
+
+    def initialize(account, ticket)
+      @account = account
+      @ticket = ticket
+    end
+
+    def owed?
+      Debt.of(@account).equal?(self)
+    end
+
+    # After any answer to the release of this ticket, or after an undo
+    def paid(released = @ticket)
+      Dlock.guarded { Debt.all.delete(@account) if released == @ticket && Debt.all[@account].equal?(self) }
+    end
+  end
+
   # Renews all leases on one server, over one connection.
   class Pulse
     RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text,' \
             ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)' \
             ' WHERE NOT dlock_check(name, fence))::text'
 
-    # Releases the tickets that a request of this owner for this lease may have left. The lease is NULL for a lock with
-    # a ttl. False if the request's session still waits, because it has not noticed yet that the client is gone.
-    TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
-                ' WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket)' \
-                " AND scope = 'lease' AND role = current_user"
+    # Finds the tickets that a request of this owner for this lease may have left. The lease is NULL for a lock with a
+    # ttl.
+    FIND = 'SELECT array(SELECT ticket FROM dlock_locks($1)' \
+           ' WHERE owner IS NOT DISTINCT FROM $2 AND lease = coalesce($3, ticket)' \
+           " AND scope = 'lease' AND role = current_user)::text"
+    TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest($1::bigint[]) AS found (ticket)'
 
     @all = {}
 
     class << self
       attr_reader :all
+
+      # Undoes a request. Yields each statement, for its answer. False if the request's session still waits, because it
+      # has not noticed yet that the client is gone. An abandoned statement may be executed late, so the one that
+      # releases names the tickets: it cannot release what the owner acquires later.
+      def take_back(*request)
+        tickets = yield([FIND, request]).first
+        tickets == '{}' || yield([TAKE_BACK, [tickets]]).first != false
+      end
     end
 
     attr_reader :hearts
@@ -420,11 +487,11 @@ module Dlock
     end
 
     # Raises ConnectionLost if there is no answer for the shortest interval, which may become shorter meanwhile.
-    def ask(sql, *values)
+    def ask(statement)
       patience = GUARD.synchronize { shortest }.clamp(4, 20)
       @line.open(Dlock.now + patience, patience) unless @line.connection
       sent = Dlock.now
-      @line.ask_once([sql, values], -> { sent + GUARD.synchronize { shortest } })
+      @line.ask_once(statement, -> { sent + GUARD.synchronize { shortest } })
     end
 
     # Renews the leases, and undoes owed requests. False if a request is still owed.
@@ -432,7 +499,7 @@ module Dlock
       renew(due)
       due.map do |heart|
         GUARD.synchronize { heart.owed.keys }.map do |name, owner|
-          next false if ask(TAKE_BACK, name, owner, heart.id).first == false
+          next false unless Pulse.take_back(name, owner, heart.id) { |statement| ask(statement) }
 
           GUARD.synchronize { heart.owed.delete([name, owner]) }
         end.all?
@@ -442,8 +509,8 @@ module Dlock
     def renew(due)
       asked = GUARD.synchronize { due.to_h { |heart| [heart, heart.members.dup] } }
       holds = asked.values.flat_map(&:values).compact
-      leases, gone = ask(RENEW, Wire.array(due.map(&:id)), Wire.array(holds.map(&:first)),
-                         Wire.array(holds.map(&:last)))
+      leases, gone = ask([RENEW, [Wire.array(due.map(&:id)), Wire.array(holds.map(&:first)),
+                                  Wire.array(holds.map(&:last))]])
       gone = gone.scan(/\d+/).to_h { |fence| [fence.to_i, true] }
       GUARD.synchronize do
         due.zip(leases.scan(/\w+/)) do |heart, tickets|

@@ -23,6 +23,8 @@ module Dlock
       raise BadArgument.new('there is no such ttl or interval', '22023') if
         ttl && (!@line || @lease || @interval <= 0 || @interval >= ttl)
       raise BadArgument.new('no owner without a lease', '22023') if owner && !lease?
+
+      @account = [@line.source.key, name.to_s, owner.to_s] if ttl && owner
     end
 
     # Waits until the lock is granted. Raises LockTimeout when the timeout has passed.
@@ -194,12 +196,39 @@ module Dlock
       @doubt = false
       return ask('dlock_acquire') unless lease?
 
+      pay
       owner = @owner || SecureRandom.uuid
       @heart = @lease.heart_for(@name, owner) if @lease
       @asked = owner
       @lease ? request_of_lease : request_with_ttl
       @line.close # a held lock needs no connection
       @line.checks = false
+    end
+
+    # Releases what the owner must not get again.
+    def pay
+      debt = Debt.of(@account)
+      return unless debt
+      return undo(@owner, nil, @until + GRACE, debt) unless debt.ticket
+
+      @line.ask(Wire.call('dlock_release_ticket', debt.ticket), till: @until + GRACE)
+      debt.paid
+    end
+
+    # Releases what a request has acquired, unless another request has paid the debt.
+    def undo(owner, lease, till, debt)
+      pause = Dlock.pauses
+      loop do
+        undone = Pulse.take_back(@name, owner, lease) do |statement|
+          return nil if debt && !debt.owed?
+
+          @line.ask(statement, till: till)
+        end
+        return debt&.paid if undone
+        raise ConnectionLost, 'its session continues to wait' if Dlock.now >= till
+
+        Stop.sleep(pause.call)
+      end
     end
 
     # A repeated request gets the remaining time.
@@ -251,25 +280,22 @@ module Dlock
       refused = error.is_a?(Error) && !error.doubt && !@doubt && @fence.nil?
       heart = @heart
       Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
+      unsure = @asked && !refused
+      debt = owe if unsure
       @line.drop
-      take_back(heart) if @asked && (heart || @ttl) && !refused
+      take_back(heart, debt) if unsure
     ensure
       @line.drop
       end_hold
       @fence = @asked = nil
     end
 
-    def take_back(heart)
-      till = Dlock.now + UNDO
-      pause = Dlock.pauses
+    def take_back(heart, debt)
       @line.checks = false
-      while @line.ask([Pulse::TAKE_BACK, [@name, @asked, (heart.id if @lease)]], till: till).first == false
-        raise ConnectionLost, 'its session continues to wait' if Dlock.now >= till
-
-        sleep(pause.call)
-      end
+      undo(@asked, (heart.id if @lease), Dlock.now + UNDO, debt)
     rescue Error
-      heart.owe(@name, @asked) if @lease # without a Lease, the lock expires
+      # without a Lease, the lock expires, or the owner's next request releases it
+      heart.owe(@name, @asked) if @lease
     end
 
     def let_go
@@ -309,7 +335,7 @@ module Dlock
       @fence
     end
 
-    # Returns the answer, and when the statement was sent.
+    # Returns the answer, when the statement was sent, and whether an abandoned attempt may be executed later.
     def send_held(statement)
       return [@database.ask(statement)] if @database
       return @lease.send_held(statement, deadline) if @lease
@@ -318,7 +344,7 @@ module Dlock
         next [@line.ask_once(statement, Dlock.now + GRACE).first] unless @ttl
 
         line = @locks.line(@name) # of its own, because several threads may call this
-        [line.ask(statement, till: deadline).first, line.sent]
+        [line.ask(statement, till: deadline).first, line.sent, line.doubt]
       ensure
         line&.close
       end

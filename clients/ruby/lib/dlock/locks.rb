@@ -173,9 +173,9 @@ module Dlock
       heart
     end
 
-    # Returns the answer, and when the statement was sent.
+    # Returns the answer, when the statement was sent, and whether an abandoned attempt may be executed later.
     def send_held(statement, till = deadline)
-      Task.run(stops: false) { use(till) { |line| [line.ask(statement, till: till).first, line.sent] } }
+      Task.run(stops: false) { use(till) { |line| [line.ask(statement, till: till).first, line.sent, line.doubt] } }
     end
 
     private

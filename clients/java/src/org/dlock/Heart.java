@@ -23,6 +23,7 @@ final class Heart {
     private final Pulse pulse;
     // Pulse.ALL protects all fields below
     long interval, life, deadline, due;
+    private long most = Long.MAX_VALUE;     // the longest life
     boolean over;
     /** The objects to notify: the lease, without a hold, and locks */
     final Map<Lost<?>, Hold> members = new HashMap<>();
@@ -101,22 +102,42 @@ final class Heart {
         }
     }
 
-    /** Applies a shorter ttl before it is sent, because the server may apply it before the answer arrives. */
-    void shorten(Duration ttl) {
+    /**
+     * Applies a shorter ttl before it is sent, because the server may apply it before the answer arrives.  The server
+     * may execute an abandoned request at any later time, so no later change gives the lease a longer life.  Returns
+     * the earlier limit, for limit().
+     */
+    long shorten(Duration ttl) {
         synchronized (Pulse.ALL) {
+            long before = most;
+            most = Math.min(most, life(ttl));
             if (life(ttl) < life)
                 change(ttl);
             deadline = Math.min(deadline, Clock.now() + life);
             Pulse.ALL.notifyAll();
+            return before;
         }
     }
 
     /** Caller holds Pulse.ALL. */
     private void change(Duration ttl) {
+        long next = Math.min(life(ttl), most);
         if (interval < NEVER.toNanos())
-            interval = Math.max(1, (long) ((double) life(ttl) / life * interval));
-        life = life(ttl);
+            interval = Math.max(1, (long) ((double) next / life * interval));
+        life = next;
         due = Math.min(due, Clock.now() + interval);
+    }
+
+    void limit(long longest) {
+        synchronized (Pulse.ALL) {
+            most = longest;
+        }
+    }
+
+    long most() {
+        synchronized (Pulse.ALL) {
+            return most;
+        }
     }
 
     void renewed(long sent, Object kept, Duration ttl) {

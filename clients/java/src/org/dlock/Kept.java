@@ -46,11 +46,19 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
         Heart heart = this.heart;
         Lost<T> held = lost();
         synchronized (heart) {
-            if (ttl != null)
-                heart.shorten(ttl);
+            long most = ttl == null ? heart.most() : heart.shorten(ttl);
             Line.Call call = ttl == null ? Line.call("dlock_renew", Map.of(), heart.id)
                     : Line.call("dlock_renew", Map.of(), heart.id, ttl);
-            Object kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
+            Object kept;
+            try {
+                kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
+            } catch (DlockException error) {
+                if (!over.doubt)        // it was answered, or not sent
+                    heart.limit(most);
+                throw error;
+            }
+            if (!over.doubt)
+                heart.limit(most);
             heart.renewed(over.sent, kept, ttl);
             confirm(held, kept != null);
         }

@@ -26,6 +26,7 @@ public final class Lock extends Kept<Lock> {
     private Duration limit;             // the timeout of this acquire
     private long until, since;
     private String owner, asked;        // the given owner, and the owner of the current request
+    private Debt debt;                  // of that owner, if the lock has a ttl of its own
     private boolean doubt;              // may the lease's connection have executed an earlier request, too?
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
     private volatile List<Long> fences = List.of();
@@ -128,6 +129,7 @@ public final class Lock extends Kept<Lock> {
         heart = null;
         fences = List.of();
         asked = null;
+        debt = null;
         doubt = false;
         this.limit = limit;
         until = Line.after(limit);
@@ -165,6 +167,18 @@ public final class Lock extends Kept<Lock> {
     private List<Long> request(String function, Object of, Map<String, Object> with) throws DlockException {
         line.checked = !Duration.ZERO.equals(limit) && !line.given;
         return fences(line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER));
+    }
+
+    /** Releases what the owner must not get again. */
+    private void pay(long end) throws DlockException {
+        Long owed = debt.ticket();
+        if (owed == null)
+            return;
+        if (owed == 0)
+            takeBack(line, name(), owner, end);
+        else
+            line.ask(() -> Line.call("dlock_release_ticket", Map.of(), owed), end, Line.GRACE);
+        debt.paid(owed);
     }
 
     private static List<Long> fences(Object answer) throws DlockException {
@@ -242,6 +256,11 @@ public final class Lock extends Kept<Lock> {
     private void acquireWithTtl() throws DlockException {
         boolean beats = interval != Heart.NEVER;
         Duration pause = Lease.interval(ttl, beats ? interval : null);
+        if (owner != null) {
+            debt = new Debt(line.source, name(), owner);
+            line.checked = !Duration.ZERO.equals(limit);    // for the request, over the same connection
+            pay(Line.later(until, Line.GRACE));
+        }
         fences = request("dlock_ttl_acquire", ttl, owned());
         // After a long wait, only a renewal makes the deadline known.  If the request repeats an earlier one, the
         // shorter ttl counts.
@@ -261,7 +280,8 @@ public final class Lock extends Kept<Lock> {
 
     /**
      * Undoes an interrupted request, because the server may have executed it.  If that fails, the heartbeat of a Lease
-     * undoes the request as soon as the server answers again.
+     * undoes the request as soon as the server answers again; a lock with a ttl of its own expires, or its owner's next
+     * request releases it.
      */
     private void undo(Throwable error) {
         boolean refused = error instanceof DlockException && !(error instanceof DlockException.QuorumLate)
@@ -280,22 +300,27 @@ public final class Lock extends Kept<Lock> {
     private void takeBack(Throwable error) {
         Line other = new Line(line.source, line.patience);
         long end = Clock.now() + Line.UNDO;
-        Line.Pauses pauses = Line.pauses();
         try {
-            for (String name : names) {
-                Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked, heart == null ? null : heart.id);
-                while (Boolean.FALSE.equals(other.ask(() -> takeBack, end, Line.GRACE))) {
-                    if (Clock.now() >= end)
-                        throw new DlockException.WrongState("its session goes on waiting");
-                    Line.pause(pauses.next());
-                }
-            }
-        } catch (DlockException unanswered) {
+            for (String name : names)
+                takeBack(other, name, asked, end);
+        } catch (DlockException | RuntimeException | Error unanswered) {
             if (lease != null)
                 heart.owe(names, asked);
-            error.addSuppressed(unanswered);        // without a Lease, the lock expires
+            else if (debt != null)
+                debt.owe(fence());
+            error.addSuppressed(unanswered);
         } finally {
             other.close();
+        }
+    }
+
+    private void takeBack(Line over, String name, String owner, long end) throws DlockException {
+        Line.Pauses pauses = Line.pauses();
+        while (!Pulse.takeBack(call -> over.ask(() -> call, end, Line.GRACE), name, owner,
+                heart == null ? null : heart.id)) {
+            if (Clock.now() >= end)
+                throw DlockException.of(new SQLException("its session goes on waiting"));
+            Line.pause(pauses.next());
         }
     }
 
@@ -316,8 +341,8 @@ public final class Lock extends Kept<Lock> {
         if (time.isNegative() || time.isZero())
             release();
         else
-            leave(() -> giveBack(line, Line.call("dlock_renew", Map.of(), fence(),
-                    time.compareTo(Lease.LEAST) < 0 ? Lease.LEAST : time), true));
+            leave(() -> giveBack(Line.call("dlock_renew", Map.of(), fence(),
+                    time.compareTo(Lease.LEAST) < 0 ? Lease.LEAST : time), false));
     }
 
     private interface Leaving {
@@ -342,7 +367,7 @@ public final class Lock extends Kept<Lock> {
     /** Releases over the connection of a Lease, if there is one.  If that fails, the Lease's heartbeat repeats it. */
     private void releaseForLease() throws DlockException {
         if (lease == null) {
-            giveBack(line, releaseCall(), true);
+            giveBack(releaseCall(), true);
             return;
         }
         try {
@@ -358,6 +383,22 @@ public final class Lock extends Kept<Lock> {
             if (asked == null)
                 heart.untake(names);
         }
+    }
+
+    /** Gives back a lock with a ttl of its own. */
+    private void giveBack(Line.Call call, boolean releases) throws DlockException {
+        boolean held = !lost.isSet();
+        if (debt != null && (held || heart.most() < Long.MAX_VALUE))
+            debt.owe(fence());
+        try {
+            giveBack(line, call, true);
+        } catch (DlockException error) {
+            if (debt != null && held && !line.doubt)        // it was answered, or not sent
+                debt.paid(fence());
+            throw error;
+        }
+        if (debt != null && (releases || !line.doubt))
+            debt.paid(fence());
     }
 
     private void releaseHere() throws DlockException {

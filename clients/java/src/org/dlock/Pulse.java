@@ -24,13 +24,11 @@ final class Pulse {
     private static final long GLANCE = SECONDS.toNanos(1);
     private static final String RENEW = "SELECT array(SELECT dlock_renew(id) FROM unnest(?) AS leases (id)),"
             + " array(SELECT fence FROM unnest(?, ?) AS held (name, fence) WHERE NOT dlock_check(name, fence))";
-    /**
-     * Releases the ticket that a request of this owner may have left: of this lease, or with a ttl of its own.  False
-     * if the request's session still waits, because it has not noticed yet that the client is gone.
-     */
-    static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
+    private static final String FIND = "SELECT array(SELECT ticket FROM dlock_locks(?)"
             + " WHERE owner IS NOT DISTINCT FROM ? AND lease = coalesce(?, ticket)"
-            + " AND scope = 'lease' AND role = current_user";
+            + " AND scope = 'lease' AND role = current_user)";
+    private static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket))"
+            + " FROM unnest(?) AS found (ticket)";
 
     /** Protects the fields of hearts and pulses, and the fields below. */
     static final Object ALL = new Object();
@@ -195,14 +193,29 @@ final class Pulse {
         }
     }
 
-    private Object ask(String sql, Object... values) throws DlockException {
+    interface Asking {
+        Object ask(Line.Call call) throws DlockException;
+    }
+
+    /**
+     * Releases the ticket that a request of this owner may have left: of this lease, or with a ttl of its own.  False
+     * if the request's session still waits, because it has not noticed yet that the client is gone.  An abandoned
+     * statement may be executed late, so the one that releases names the tickets: it cannot release what the owner
+     * acquires later.
+     */
+    static boolean takeBack(Asking over, String name, String owner, Long lease) throws DlockException {
+        Long[] tickets = (Long[]) over.ask(new Line.Call(FIND, name, owner, lease));
+        return tickets.length == 0 || !Boolean.FALSE.equals(over.ask(new Line.Call(TAKE_BACK, (Object) tickets)));
+    }
+
+    private Object ask(Line.Call call) throws DlockException {
         synchronized (ALL) {
             asked = loan.connection;
             since = Clock.now();
             ALL.notifyAll();
         }
         try {
-            return Line.ask(loan.connection, new Line.Call(sql, values));
+            return Line.ask(loan.connection, call);
         } finally {
             synchronized (ALL) {
                 asked = null;
@@ -222,9 +235,9 @@ final class Pulse {
             }
         }
         long sent = Clock.now();
-        Object[] row = (Object[]) ask(RENEW, (Object) due.stream().map(heart -> heart.id).toArray(Long[]::new),
+        Object[] row = (Object[]) ask(new Line.Call(RENEW, due.stream().map(heart -> heart.id).toArray(Long[]::new),
                 locks.stream().flatMap(hold -> hold.names().stream()).toArray(String[]::new),
-                locks.stream().flatMap(hold -> hold.fences().stream()).toArray(Long[]::new));
+                locks.stream().flatMap(hold -> hold.fences().stream()).toArray(Long[]::new)));
         Object[] kept = (Object[]) row[0];
         List<Long> gone = List.of((Long[]) row[1]);
         synchronized (ALL) {
@@ -241,12 +254,12 @@ final class Pulse {
         boolean done = true;
         for (Heart heart : due)
             for (Heart.Request request : owed(heart))
-                if (Boolean.FALSE.equals(ask(TAKE_BACK, request.name(), request.owner(), heart.id)))
-                    done = false;
-                else
+                if (takeBack(this::ask, request.name(), request.owner(), heart.id))
                     synchronized (ALL) {
                         heart.owed.remove(request);
                     }
+                else
+                    done = false;
         return done;
     }
 
