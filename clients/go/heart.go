@@ -259,7 +259,7 @@ type debtor struct {
 	request
 }
 
-// A debt is a release or an undo without an answer. The server may execute it at any later time, and then ends what the
+// A debt is a release, an undo or a renewal without an answer. The server may execute it at any later time, and then ends what the
 // owner has. The owner's next request must not get the same ticket, so it first releases that ticket.
 type debt struct {
 	debtor

@@ -126,7 +126,12 @@ func (lock *Lock) Renew(ctx context.Context, ttl time.Duration) error {
 	if lock.scope != leaseScope || lock.lease != nil {
 		return newError(WrongState, "55000", lock.what()+" has no lease of its own", nil)
 	}
-	return lock.renew(ctx, ttl, &lock.options, lock.send)
+	h := lock.heart
+	err := lock.renew(ctx, ttl, &lock.options, lock.send)
+	if lock.options.owner != "" && h.isLimited() {
+		lock.debtor().owe(h.id)
+	}
+	return err
 }
 
 // Renew renews the lease now. A ttl other than 0 replaces the ttl of the lease.

@@ -184,7 +184,7 @@ func newOwner() (string, error) {
 }
 
 // giveBack releases a hold of a heart, and returns LockLost if it was lost. It calls owe if the release failed, and
-// tells whether the server may execute it, or an earlier renewal, at any later time.
+// tells whether the server may execute the release, or an earlier renewal, at any later time.
 func (k *kept) giveBack(l *line, s statement, last bool, owe func(later bool)) error {
 	held := !k.Lost()
 	k.heart.leave(k, last)
@@ -194,7 +194,7 @@ func (k *kept) giveBack(l *line, s statement, last bool, owe func(later bool)) e
 	if held {
 		answer, err := l.askUntil(background, func() statement { return s }, k.Deadline(), grace)
 		if err != nil {
-			owe(!l.isRefusal(err)) // before the program learns of a loss, and requests again
+			owe(!l.isRefusal(err) || k.heart.isLimited()) // before the program learns of a loss, and requests again
 		}
 		if isAway(err) && Now() >= k.Deadline() {
 			k.lose("there is no connection: " + err.Error())

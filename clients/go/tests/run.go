@@ -1638,20 +1638,25 @@ var rows = []row{
 	}},
 
 	{"renew_lost", func() {
-		first, second := lateJobs()
-		must(acquire(first))
-		abandoned("dlock_renew", func(waitNoMore func()) {
-			raises(dlock.ConnectionLost, "", first.Renew(ctx, short))
-			order("freeze")
-			told(first)
-			order("thaw")
-			lost(first.Unlock())
-			waitNoMore()
-			must(acquire(second))
-			check(second.Fence() > first.Fence(), "a greater fence")
-		})
-		check(admin.is("SELECT dlock_check('late', $1)", second.Fence()), "held")
-		must(second.Unlock())
+		for _, after := range []bool{true, false} {
+			first, second := lateJobs()
+			must(acquire(first))
+			abandoned("dlock_renew", func(waitNoMore func()) {
+				raises(dlock.ConnectionLost, "", first.Renew(ctx, short))
+				order("freeze")
+				if after {
+					told(first)
+				}
+				err := first.Unlock()
+				check(errors.Is(err, dlock.LockLost) || errors.Is(err, dlock.ConnectionLost), err)
+				order("thaw")
+				waitNoMore()
+				must(acquire(second))
+				check(second.Fence() > first.Fence(), "a greater fence")
+			})
+			check(admin.is("SELECT dlock_check('late', $1)", second.Fence()), "held")
+			must(second.Unlock())
+		}
 	}},
 
 	{"pool_returned", poolReturned},

@@ -1545,19 +1545,26 @@ public final class Run {
 
     @Row(67) static void renew_lost() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
-        Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
-        Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
-        try (Abandoned calls = new Abandoned("dlock_renew")) {
-            raises(DlockException.ConnectionLost.class, null, () -> first.renew(SHORT));
-            order("freeze");
-            told(first.lost());
-            order("thaw");
-            lost(first::release);
-            calls.waitNoMore();
-            check(second.acquire().fence() > first.fence());
+        for (boolean after : new boolean[] {true, false}) {
+            Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
+            Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
+            try (Abandoned calls = new Abandoned("dlock_renew")) {
+                raises(DlockException.ConnectionLost.class, null, () -> first.renew(SHORT));
+                order("freeze");
+                if (after)
+                    told(first.lost());
+                try {
+                    first.release();
+                    throw new AssertionError("released");
+                } catch (DlockException.LockLost | DlockException.ConnectionLost expected) {
+                    order("thaw");
+                }
+                calls.waitNoMore();
+                check(second.acquire().fence() > first.fence());
+            }
+            check(isHeld(second));
+            second.release();
         }
-        check(isHeld(second));
-        second.release();
     }
 
     @Row(68) static void pool_returned() throws Exception {

@@ -103,18 +103,24 @@ export class Kept {
     const part = (ttl ?? this.ttl) / this.ttl;
     const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
     if (ttl !== undefined) heart.change(ttl, rhythm);
-    const statement = call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) });
+    const debt = ttl === undefined ? undefined : this.owe?.(heart.id);
+    const statement = call('dlock_renew', [heart.id], { ttl: interval(ttl) });
     const loss = this.#loss; // of this hold: the answer may come after the next acquire
     let sent, kept, doubt;
     try {
       [kept, sent, doubt] = await this.send(statement);
     } catch (error) {
       const refused = error instanceof BadArgument || error instanceof NotAllowed;
-      const unsent = error instanceof ConnectionLost && error.doubt === false;
-      if (unsent || refused && !error.doubt) heart.changed(deadline - life, life, every, most);
+      doubt = error.doubt ?? !refused;
+      if (!doubt && (refused || error instanceof ConnectionLost)) heart.changed(deadline - life, life, every, most);
       throw error;
+    } finally {
+      // it was answered, or not sent
+      if (!doubt) {
+        heart.most = most;
+        if (debt) paid(debt);
+      }
     }
-    if (!doubt) heart.most = most;
     if (kept === null) {
       this.lose('the server has ended its lease', loss);
       throw loss.signal.reason;

@@ -94,7 +94,7 @@ async function giveBack(kept, line, statement, last, debt) {
       if ((returned === null || returned === false) && !repeated) kept.lose('the server has ended it');
     }
   } catch (error) {
-    if (debt && error.doubt === false) paid(debt); // it was not sent
+    if (debt && error.doubt === false) paid(debt); // it was answered, or not sent
     if (!isAway(error) || now() < heart.deadline) throw error;
     kept.lose(`there is no connection: ${error.message}`);
   }
@@ -500,9 +500,9 @@ export class Lock extends Kept {
     }
   }
 
-  #owe() {
+  owe(ticket) {
     const own = this.ttl != null && this.owner != null;
-    return own ? owe(this.#line.config, this.name, this.owner, this.fence) : undefined;
+    return own ? owe(this.#line.config, this.name, this.owner, ticket) : undefined;
   }
 
   get #asked() {
@@ -538,7 +538,7 @@ export class Lock extends Kept {
     await line.close();
     if (lease ? !this.heart : this.#debt) return; // nothing was requested
     if (this.fence === undefined && !isUnsure(error, line.doubt || this.#doubt)) return;
-    const debt = this.#owe();
+    const debt = this.owe(this.fence);
     line.waits = false;
     try {
       await this.#takeBack({ until }, debt);
@@ -566,8 +566,7 @@ export class Lock extends Kept {
   async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
     if (!(this.source instanceof Lease)) {
-      const pending = !this.lost.aborted || this.heart.most.life < Infinity;
-      const debt = pending ? this.#owe() : undefined;
+      const debt = this.lost.aborted ? undefined : this.owe(this.fence);
       return this.#over((line) => giveBack(this, line, release, true, debt));
     }
     try {

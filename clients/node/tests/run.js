@@ -1181,21 +1181,24 @@ rows.renew_late = () => late({ patience: 100 }).lock('late', { ttl: LONG }).run(
 });
 
 rows.renew_lost = async () => {
-  const impatient = late({ patience: 100 });
-  const [first, second] = [1, 2].map(() => impatient.lock('late', JOB));
-  const { fence } = await first.acquire();
-  await abandoned('dlock_renew', async (waitNoMore) => {
-    await raises(dlock.ConnectionLost, undefined, () => first.renew(SHORT));
-    order('freeze');
-    await told(first);
-    order('thaw');
-    await raises(LockLost, '55L01', () => first.release());
-    await waitNoMore();
-    await second.acquire();
-    assert(second.fence > fence);
-  });
-  assert(await isHeld(second));
-  await second.release();
+  for (const after of [true, false]) {
+    const impatient = late({ patience: 100 });
+    const [first, second] = [1, 2].map(() => impatient.lock('late', JOB));
+    const { fence } = await first.acquire();
+    await abandoned('dlock_renew', async (waitNoMore) => {
+      await raises(dlock.ConnectionLost, undefined, () => first.renew(SHORT));
+      order('freeze');
+      if (after) await told(first);
+      const error = await first.release().then(() => assert.fail('released'), (error) => error);
+      assert(error instanceof LockLost || error instanceof dlock.ConnectionLost, error);
+      order('thaw');
+      await waitNoMore();
+      await second.acquire();
+      assert(second.fence > fence);
+    });
+    assert(await isHeld(second));
+    await second.release();
+  }
 };
 
 rows.pool_returned = async () => {

@@ -201,7 +201,7 @@ class Debt:
     @property
     def ticket(self) -> int | None:
         """0 if it may be any ticket of the owner; None if nothing is owed"""
-        return _owed[self.key][0] if self.key in _owed else None
+        return _owed.get(self.key, (None,))[0]
 
     def owe(self, ticket: int) -> None:
         with _changed:
@@ -217,13 +217,16 @@ class Debt:
                 _owed.pop(self.key, None)
 
 
+UNLIMITED = float('inf')
+
+
 class Heart:
     """The heart of a lease.  Each method acquires or needs _changed."""
 
     def __init__(self, id: int, sent: float, ttl: float, interval: float,
                  lost: Lost) -> None:
         self.id, self.life, self.interval = id, ttl * LIFE, interval
-        self.most = float('inf')    # the longest life
+        self.most = UNLIMITED       # the longest life
         self.deadline = sent + self.life
         self.due = now() + interval
         self.over = False

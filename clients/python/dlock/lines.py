@@ -126,7 +126,8 @@ class Line:
                     self.late = await self.caller.ask(
                         self.connection, what, self._keep)
                 return self.late
-            except QuorumLate:
+            except QuorumLate as error:
+                error.doubt = doubt
                 if self.fixed or until == float('inf') or now() >= until:
                     raise
                 doubt = self.doubt = True

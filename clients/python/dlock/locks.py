@@ -17,7 +17,7 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LEAST, LIFE, AsyncLost, Debt, Heart, Lost, Request, rhythm, take_back)
+    LEAST, LIFE, UNLIMITED, AsyncLost, Debt, Heart, Lost, Request, rhythm, take_back)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
 from .servers import Servers
@@ -142,13 +142,23 @@ class Kept(Caller):
         before, most = heart.deadline - life, heart.most
         if ttl is not None:
             heart.change(ttl, rhythm(ttl, ttl * self._interval / self.ttl))
+            if self._debt:
+                self._debt.owe(heart.id)
+        doubt = True
         try:
             kept, sent, doubt = await self._ask(call(
-                'dlock_renew', self._id(), ttl=delta(ttl)))
-        except (BadArgument, NotAllowed, ConnectionLost) as error:
-            if not error.doubt:     # it was refused, or not sent
+                'dlock_renew', heart.id, ttl=delta(ttl)))
+        except Error as error:
+            doubt = error.doubt
+            if not doubt and isinstance(
+                    error, (BadArgument, NotAllowed, ConnectionLost)):
                 heart.changed(before, life, interval, most)
             raise
+        finally:
+            if not doubt:       # it was answered, or not sent
+                heart.most = most
+                if self._debt and most == UNLIMITED:
+                    self._debt.paid(heart.id)
         if self._heart is not heart:
             raise WrongState(f'{self} was released', '55000')
         if kept is None:
@@ -158,7 +168,7 @@ class Kept(Caller):
             self._interval *= ttl / self.ttl
             self.ttl = ttl
             life, interval = ttl * LIFE, self._interval
-        heart.changed(sent, life, interval, heart.most if doubt else most)
+        heart.changed(sent, life, interval, heart.most)
 
     @both
     async def set_info(self, info: str | None) -> None:
@@ -185,19 +195,24 @@ class Kept(Caller):
         if heart:
             heart.remove(self.lost, last)
         try:
-            if debt and (held or heart and heart.most < float('inf')):
-                debt.owe(fence)
             if held:
+                if debt:
+                    debt.owe(fence)
                 answer = await line.ask(
                     statement, heart.deadline if heart else float('inf'))
                 if (answer is None or answer is False) and not line.doubt:
                     self.lost.set('the server has ended it')
                 if debt:
                     debt.paid(fence)
-        except (ConnectionLost, NotPrimary) as error:
-            if debt and not error.doubt:        # it was not sent
-                debt.paid(fence)
-            if heart and now() < heart.deadline:
+        except BaseException as error:
+            if debt and heart:
+                if (isinstance(error, Error) and not error.doubt
+                        and heart.most == UNLIMITED):
+                    debt.paid(fence)    # it was answered, or not sent
+                else:       # again, because an answered renewal may have paid
+                    debt.owe(fence)
+            if (not isinstance(error, (ConnectionLost, NotPrimary))
+                    or heart and now() < heart.deadline):
                 raise
             self.lost.set(f'there is no connection: {error}')
         self.lost.check()

@@ -112,15 +112,23 @@ module Dlock
 
       life, interval, most, before = heart.life, heart.interval, heart.most, heart.deadline
       heart.change(ttl, @interval * ttl / @ttl) if ttl
-      statement = Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl))
+      debt = owe(heart.id) if ttl
+      statement = Wire.call('dlock_renew', heart.id, ttl: Seconds.of(ttl))
       begin
         kept, sent, doubt = send_held(statement)
-      rescue BadArgument, NotAllowed, ConnectionLost => e
-        # an attempt whose answer was lost may have changed the ttl
-        heart.changed(before - life, life, interval, most, heart.due) unless e.doubt
+      rescue Error => e
+        unless e.doubt # it was answered, or not sent
+          heart.limit(most)
+          debt&.paid if most == FOREVER
+          # otherwise the server may have changed the ttl
+          if [BadArgument, NotAllowed, ConnectionLost].any? { |kind| e.is_a?(kind) }
+            heart.changed(before - life, life, interval, most, heart.due)
+          end
+        end
         raise
       end
       most = heart.most if doubt
+      debt&.paid if most == FOREVER
       Dlock.guarded { set_lost('the server has ended its lease') if @heart.equal?(heart) } unless kept
       check_hold(heart)
       @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
@@ -187,15 +195,15 @@ module Dlock
         heart.leave(self, last)
         @heart = nil
       end
-      debt = owe if !gone || heart.most < FOREVER
       unless gone
+        debt = owe(@fence)
         begin
           released = line.ask(statement, till: till).first || line.doubt
           # the owner's next request may have paid the debt
           lose('the server has ended it') unless released || (debt && !debt.owed?)
           debt&.paid(@fence)
         rescue ConnectionLost, NotPrimary => e
-          debt&.paid(@fence) unless e.doubt # it was not sent
+          e.doubt || heart.most < FOREVER ? owe(@fence) : debt&.paid(@fence)
           raise if Dlock.now < till
 
           lose("there is no connection: #{e.message}")
@@ -205,8 +213,8 @@ module Dlock
     end
 
     # Only a lock with a ttl and an owner has an account.
-    def owe
-      Debt.note(@account, @fence) if @account
+    def owe(ticket)
+      Debt.note(@account, ticket) if @account
     end
 
     # Yields, and then calls `leave` to release. A loss does not hide an exception that has ended the work.
@@ -306,6 +314,10 @@ module Dlock
         @due = [@due, Dlock.now + @interval].min
         MOVED.broadcast
       end
+    end
+
+    def limit(most)
+      Dlock.guarded { @most = most }
     end
 
     # After a refusal, the heartbeat stays due when it was.

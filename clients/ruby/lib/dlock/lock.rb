@@ -281,7 +281,7 @@ module Dlock
       heart = @heart
       Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
       unsure = @asked && !refused
-      debt = owe if unsure
+      debt = owe(@fence) if unsure
       @line.drop
       take_back(heart, debt) if unsure
     ensure

@@ -4,7 +4,7 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 
 /**
- * A release or an undo without an answer, of a lock with a ttl of its own, whose owner the program gives.
+ * A release, an undo or a renewal without an answer, of a lock with a ttl of its own, whose owner the program gives.
  *
  * <p>The server may execute the abandoned statement at any later time, and then ends what the owner has.  So the
  * owner's next request must not get the same ticket: it first releases that ticket.

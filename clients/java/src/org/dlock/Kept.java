@@ -46,6 +46,9 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
         Heart heart = this.heart;
         Lost<T> held = lost();
         synchronized (heart) {
+            held.check();
+            if (this.heart != heart)
+                throw new DlockException.WrongState(this + " was released");
             long most = ttl == null ? heart.most() : heart.shorten(ttl);
             Line.Call call = ttl == null ? Line.call("dlock_renew", Map.of(), heart.id)
                     : Line.call("dlock_renew", Map.of(), heart.id, ttl);

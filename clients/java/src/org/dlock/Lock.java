@@ -387,18 +387,29 @@ public final class Lock extends Kept<Lock> {
 
     /** Gives back a lock with a ttl of its own. */
     private void giveBack(Line.Call call, boolean releases) throws DlockException {
-        boolean held = !lost.isSet();
-        if (debt != null && (held || heart.most() < Long.MAX_VALUE))
+        boolean held = !lost.isSet(), settled = false;
+        if (debt != null && held)
             debt.owe(fence());
         try {
             giveBack(line, call, true);
-        } catch (DlockException error) {
-            if (debt != null && held && !line.doubt)        // it was answered, or not sent
+            if (debt != null && releases)
                 debt.paid(fence());
+            settled = releases || !line.doubt;
+        } catch (DlockException error) {
+            settled = !held || !line.doubt;     // it was answered, or not sent
             throw error;
+        } finally {
+            if (settled)
+                forget(heart);
+            else if (debt != null)      // a renewal may have been answered meanwhile
+                debt.owe(fence());
         }
-        if (debt != null && (releases || !line.doubt))
-            debt.paid(fence());
+    }
+
+    /** Forgets a debt, unless a renewal has no answer. */
+    private void forget(Heart heart) {
+        if (debt != null && heart.most() == Long.MAX_VALUE)
+            debt.paid(heart.id);
     }
 
     private void releaseHere() throws DlockException {
@@ -475,9 +486,15 @@ public final class Lock extends Kept<Lock> {
         if (heart == null || lease != null)
             throw new DlockException.WrongState(this + " has no ttl of its own");
         Line once = new Line(line.source, line.patience);
+        Heart renewed = heart;
+        Debt owed = ttl == null ? null : debt;
+        if (owed != null)
+            owed.owe(renewed.id);
         try {
             renew(once, ttl);
         } finally {
+            if (owed != null)
+                forget(renewed);
             once.close();
         }
     }
