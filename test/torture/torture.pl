@@ -24,9 +24,10 @@ use Dlock::Power;
 use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Torture;
+use Dlock::WallClock;
 use File::Path;
 use IPC::Run;
-use List::Util qw(shuffle sum);
+use List::Util qw(max min shuffle sum);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -37,9 +38,7 @@ my $minutes = $ENV{DLOCK_TORTURE_MINUTES} || 2;
 my $clients = $ENV{DLOCK_TORTURE_CLIENTS} || 8;
 my $disk = $ENV{DLOCK_TORTURE_DISK};
 my $namespaces = $ENV{DLOCK_TORTURE_NETWORK};
-my $faketime = $ENV{DLOCK_TORTURE_FAKETIME};
 my $only = $ENV{DLOCK_TORTURE_ONLY} // '';
-my $clock = PostgreSQL::Test::Utils::tempdir() . '/clock';
 
 my $rounds_in_series = 6;
 my $forever = 9**9**9;
@@ -58,7 +57,8 @@ my %results;
 my @slowest;     # seconds, kind of call, the call
 
 srand($seed);
-note 'clock: not hurt, as there is no libfaketime' unless $faketime;
+my $clock = wall_clock_is_ours();
+note 'clock: not hurt, as there is no compiler' unless $clock;
 note 'disk: not hurt, as no file system can be mounted' unless $disk;
 note 'networks: not cut, as there are no namespaces' unless $namespaces;
 my $power = power_is_ours();
@@ -97,31 +97,12 @@ sub seconds
 # Servers
 #
 
-sub set_clock
-{
-	my ($offset) = @_;
-
-	open my $file, '>', "$clock.new" or die "open: $!";
-	print $file "$offset\n" or die "print: $!";
-	close $file or die "close: $!";
-	rename "$clock.new", $clock or die "rename: $!";
-	return;
-}
-
 # Only CLOCK_REALTIME is moved, because real monotonic clocks do not jump.
 sub start
 {
 	my ($node, @arguments) = @_;
 
-	local %ENV = %ENV;
-	if ($faketime)
-	{
-		$ENV{LD_PRELOAD} = $faketime;
-		$ENV{FAKETIME_TIMESTAMP_FILE} = $clock;
-		$ENV{FAKETIME_NO_CACHE} = 1;
-		$ENV{FAKETIME_DONT_FAKE_MONOTONIC} = 1;
-		$ENV{FAKETIME_DISABLE_SHM} = 1;
-	}
+	local %ENV = (%ENV, $clock ? wall_clock() : ());
 	return $node->start(@arguments) unless $node->{has_power};
 	return with_power($node, sub { $node->start(@arguments) });
 }
@@ -252,9 +233,8 @@ sub storm
 # checkpointer with such a sleep time fails an assertion.
 sub move_clock
 {
-	return 0 if !$faketime || $network;
-	set_clock(one_of('+0', '+3600', '-3600', '+86400', '-86400', '+864000',
-			'-7'));
+	return 0 if !$clock || $network;
+	set_wall_clock(one_of(0, 3600, -3600, 86400, -86400, 864000, -7));
 	return 1;
 }
 
@@ -326,11 +306,14 @@ sub hurt
 	return 0 if $now >= $until;
 	if (!$admin->{psql}->pumpable)
 	{
-		my @log = grep { /PANIC|TRAP|power\.c|terminated by signal/ }
-		  split /^/, slurp_file($primary->logfile);
+		my @log = split /^/, slurp_file($primary->logfile);
+		my ($died) = grep { $log[$_] =~ /PANIC|terminated by signal/ }
+		  reverse 0 .. $#log;
 
+		# what the process wrote before, and its statement
+		$died //= $#log;
 		$history->problem(join "\n", 'the server has died of itself',
-			splice @log, @log > 5 ? -5 : 0);
+			@log[ max(0, $died - 20) .. min($#log, $died + 2) ]);
 		$admin->vanish;
 		poll('server is back', sub { $admin = eval { session($primary) } });
 	}
@@ -711,7 +694,6 @@ sub series_of_partitions
 	return;
 }
 
-set_clock('+0');
 my $server = new_primary();
 my @kinds =
   grep { !/full disks|partitions|power/ && /(?:$only)/ } sort keys %ends;

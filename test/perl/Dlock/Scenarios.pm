@@ -38,6 +38,7 @@ use warnings FATAL => 'all';
 use Dlock::Lease;
 use Dlock::Standby;
 use Dlock::Test;
+use Dlock::WallClock;
 use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Cluster;
@@ -46,73 +47,6 @@ use Test::More;
 
 our @EXPORT = qw(run_scenarios start_servers);
 
-# A library that sets a client's wall clock ahead or back
-my $clock_source = <<'END_OF_SOURCE';
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-static long
-ahead(void)
-{
-	int			saved_errno = errno;
-	char		text[30] = "";
-	int			file = open(getenv("DLOCK_WALL_CLOCK"), O_RDONLY | O_CLOEXEC);
-
-	if (file >= 0)
-	{
-		if (read(file, text, sizeof(text) - 1) < 0)
-			text[0] = '\0';
-		close(file);
-	}
-	errno = saved_errno;
-	return atol(text);
-}
-
-int
-clock_gettime(clockid_t clock, struct timespec *now)
-{
-	static int	(*real) (clockid_t, struct timespec *);
-	int			result;
-
-	if (!real)
-		*(void **) &real = dlsym(RTLD_NEXT, "clock_gettime");
-	result = real(clock, now);
-	if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)
-		now->tv_sec += ahead();
-	return result;
-}
-
-int
-gettimeofday(struct timeval *restrict now, void *restrict zone)
-{
-	struct timespec precise;
-	int			result = clock_gettime(CLOCK_REALTIME, &precise);
-
-	(void) zone;
-	now->tv_sec = precise.tv_sec;
-	now->tv_usec = precise.tv_nsec / 1000;
-	return result;
-}
-
-time_t
-time(time_t *result)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	if (result)
-		*result = now.tv_sec;
-	return now.tv_sec;
-}
-END_OF_SOURCE
-
-my $dir;
 my ($main, $other, $standby, $admin);
 my @frozen;
 
@@ -204,26 +138,13 @@ sub start_servers
 	return $main;
 }
 
-sub set_clock
-{
-	my ($seconds) = @_;
-
-	append_to_file("$dir/wall.new", $seconds);
-	rename("$dir/wall.new", "$dir/wall") or die "cannot rename: $!";
-	return;
-}
-
-# Returns the prefix of a client's command that gives it another clock, as in
-# Dlock::Clock, but for CLOCK_REALTIME.
+# Returns the prefix of a client's command that gives it another clock.
 sub with_our_clock
 {
-	my $library = compile_library('wall', $clock_source);
+	BAIL_OUT('cannot compile the clock') unless wall_clock_is_ours();
+	my %clock = wall_clock();
 
-	BAIL_OUT('cannot compile the clock') unless $library;
-	$dir = PostgreSQL::Test::Utils::tempdir();
-	set_clock(0);
-	return ('env', 'LD_PRELOAD=' . preloaded($library),
-		"DLOCK_WALL_CLOCK=$dir/wall");
+	return 'env', map { "$_=$clock{$_}" } sort keys %clock;
 }
 
 sub processes_of
@@ -250,7 +171,7 @@ my %orders = (
 	continue => sub {
 		continue_process($_[0]) if kill(0, $_[0]) == 1;
 	},
-	clock => \&set_clock,
+	clock => \&set_wall_clock,
 	freeze => sub {
 		# Stop the postmaster first, so that it starts no more children.
 		stop_process($main->{_pid});
