@@ -120,14 +120,14 @@ func (lock *Lock) IsHeld(ctx context.Context) (bool, error) {
 
 // Renew renews the lease of a lock with a ttl now. A ttl other than 0 replaces the ttl of the lease.
 func (lock *Lock) Renew(ctx context.Context, ttl time.Duration) error {
-	if err := lock.Check(); err != nil {
+	h, err := lock.beats()
+	if err != nil {
 		return err
 	}
 	if lock.scope != leaseScope || lock.lease != nil {
 		return newError(WrongState, "55000", lock.what()+" has no lease of its own", nil)
 	}
-	h := lock.heart
-	err := lock.renew(ctx, ttl, &lock.options, lock.send)
+	err = lock.renew(ctx, ttl, &lock.options, lock.send)
 	if lock.options.owner != "" && h.isLimited() {
 		lock.debtor().owe(h.id)
 	}
