@@ -391,6 +391,18 @@ func over(change func(config *pgx.ConnConfig)) *dlock.Locks {
 	return locks
 }
 
+// impatient has little patience, over connections that break when they send while it is away.
+func impatient(away *atomic.Bool) *dlock.Locks {
+	locks := wired(func(sent bool, _ []byte) error {
+		if sent && away.Load() {
+			return errBoom
+		}
+		return nil
+	})
+	locks.Patience = 100 * time.Millisecond
+	return locks
+}
+
 // Locks over connections that show what passes, and break if that returns an error
 func wired(pass func(sent bool, text []byte) error) *dlock.Locks {
 	return over(func(config *pgx.ConnConfig) { config.DialFunc = through(pass) })
@@ -1554,14 +1566,7 @@ var rows = []row{
 	{"acquire_owed", func() {
 		// neither a cancel nor a check ends the request
 		var away atomic.Bool
-		locks := wired(func(sent bool, _ []byte) error {
-			if sent && away.Load() {
-				return errBoom
-			}
-			return nil
-		})
-		locks.Patience = 100 * time.Millisecond
-		lease := locks.NewLease(kept...)
+		lease := impatient(&away).NewLease(kept...)
 		must(lease.Do(ctx, func(context.Context) error {
 			admin.holds("owed", func(int64) {
 				ctx, cancel := context.WithCancel(ctx)
@@ -2329,14 +2334,7 @@ var own = []row{
 	// A request that could not be undone is granted later. The owner's next request releases its ticket.
 	{"debt_unknown", func() {
 		var away atomic.Bool
-		over := wired(func(sent bool, _ []byte) error {
-			if sent && away.Load() {
-				return errBoom
-			}
-			return nil
-		})
-		over.Patience = 100 * time.Millisecond
-		lock := over.NewLock("owed", dlock.TTL(long), dlock.Owner("job/1"))
+		lock := impatient(&away).NewLock("owed", dlock.TTL(long), dlock.Owner("job/1"))
 		admin.holds("owed", func(int64) {
 			ctx, cancel := context.WithCancel(ctx)
 			waiting := async(func() error {

@@ -25,6 +25,7 @@ log = logging.getLogger('dlock')
 
 LIFE = 0.99     # of a ttl; the rest is a margin
 LEAST = 0.1     # the server's least ttl
+UNLIMITED = float('inf')
 # Check the clock at least each second, because the clock by which threads wait
 # may stop while the machine sleeps.
 GLANCE = 1.0
@@ -215,9 +216,6 @@ class Debt:
         with _changed:
             if self.ticket == ticket:
                 _owed.pop(self.key, None)
-
-
-UNLIMITED = float('inf')
 
 
 class Heart:

@@ -17,7 +17,8 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LEAST, LIFE, UNLIMITED, AsyncLost, Debt, Heart, Lost, Request, rhythm, take_back)
+    LEAST, LIFE, UNLIMITED, AsyncLost, Debt, Heart, Lost, Request, rhythm,
+    take_back)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
 from .servers import Servers
@@ -588,8 +589,9 @@ class BaseLock(Kept):
         return fence
 
     def _request(self) -> Request:
-        lease = self._under.id if self._under else None
-        return self.name, self._asked, lease
+        if self._under:
+            return self._under.request(self.name, self._asked)
+        return self.name, self._asked, None
 
     async def _pay(self, debt: Debt, until: float) -> None:
         """Releases what the owner must not hold again."""

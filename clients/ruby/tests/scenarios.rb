@@ -179,6 +179,12 @@ def late(**options)
   Dlock::Locks.new(dsn('MAIN', "options='-c search_path=late,public'"), **options)
 end
 
+# Two locks of one owner, with little patience
+def late_jobs
+  impatient = late(patience: 0.1)
+  Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+end
+
 def renewals_wait
   connected(ADMIN.dsn) do |other|
     other.exec('SELECT pg_advisory_lock(17)')
@@ -1348,8 +1354,7 @@ row :acquire_owed do
 end
 
 row :release_late do
-  impatient = late(patience: 0.1)
-  first, second = Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+  first, second = late_jobs
   unanswered = -> { raises(Dlock::ConnectionLost) { first.release } }
   # the release goes on when its caller has left
   interrupted = lambda do
@@ -1371,8 +1376,7 @@ row :release_late do
 end
 
 row :undo_late do
-  impatient = late(patience: 0.1)
-  first, second = Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+  first, second = late_jobs
   cancel = lambda do |waiting|
     waiting.raise(Boom)
     cancelled(waiting)
@@ -1416,9 +1420,8 @@ row :renew_late do
 end
 
 row :renew_lost do
-  impatient = late(patience: 0.1)
   [true, false].each do |after|
-    first, second = Array.new(2) { impatient.lock('late', ttl: LONG, owner: 'job/1') }
+    first, second = late_jobs
     fence = first.acquire.fence
     abandoned('dlock_renew') do |wait_no_more|
       raises(Dlock::ConnectionLost) { first.renew(SHORT) }
