@@ -769,7 +769,7 @@ COMMENT ON VIEW dlock_leases IS
 COMMENT ON COLUMN dlock_leases.lease IS 'number of the lease; where it is the own one of a ticket, that of the ticket';
 COMMENT ON COLUMN dlock_leases.ttl IS 'how long it lives without being renewed';
 COMMENT ON COLUMN dlock_leases.delay IS 'how long its locks stay closed after it has run out; NULL if not at all';
-COMMENT ON COLUMN dlock_leases.remaining IS 'time until it runs out; NULL while a session keeps it';
+COMMENT ON COLUMN dlock_leases.remaining IS 'time until it runs out; NULL while a session keeps it, unless standbys count';
 COMMENT ON COLUMN dlock_leases.attached_pid IS 'process id of the session that keeps it alive; NULL if none';
 COMMENT ON COLUMN dlock_leases.role IS 'role that opened it';
 COMMENT ON COLUMN dlock_leases.info IS 'what the client says of itself';
