@@ -41,6 +41,7 @@ dlock_lease_close(PG_FUNCTION_ARGS)
 	bool		is_other = dlock_lease_is_other(space, number, &role);
 	int64		count = dlock_lease_release(space, number);
 
+	dlock_lease_forget_ended();
 	if (count >= 0 && is_other)
 		dlock_log_forced_close(number, NameStr(role), count);
 	if (count >= 0)

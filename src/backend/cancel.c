@@ -61,8 +61,11 @@ static Watched *volatile watched = NULL;
 static volatile int num_watched = 0;
 static int	max_watched = 0;
 
-/* Has the handler canceled because of a ticket that is still watched? */
-static volatile sig_atomic_t canceled = false;
+/*
+ * The index of the watched ticket because of which the handler has canceled, or
+ * -1.  A ticket that has lost its lock never holds it again.
+ */
+static volatile sig_atomic_t canceled_for = -1;
 
 static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered yet */
 
@@ -72,10 +75,10 @@ static void explain_cancel(void *arg);
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
- * Returns the first watched ticket that no longer holds its lock, or NULL.
- * Takes no lock, raises no error, and may be called in a signal handler.
+ * Returns the index of the first watched ticket that no longer holds its lock,
+ * or -1.  Takes no lock, raises no error, and may be called in a signal handler.
  */
-static const Watched *
+static int
 find_lost(void)
 {
 	for (int i = 0; i < num_watched; i++)
@@ -84,9 +87,9 @@ find_lost(void)
 
 		if (pg_atomic_read_u32(&one->ticket->state) != DLOCK_GRANTED ||
 			(one->lease && dlock_lease_has_run_out(one->lease)))
-			return one;
+			return i;
 	}
-	return NULL;
+	return -1;
 }
 
 /*
@@ -154,10 +157,12 @@ put_explanation_in_handler(void)
 static void
 look_at_guards(void)
 {
-	if (!dlock_cancel_lost_guards || !is_cancelable() || find_lost() == NULL ||
-		!put_explanation_in_handler())
+	int			lost;
+
+	if (!dlock_cancel_lost_guards || !is_cancelable() ||
+		(lost = find_lost()) < 0 || !put_explanation_in_handler())
 		return;
-	canceled = true;
+	canceled_for = lost;
 	exchange_cancel(false, CANCELED_HERE);
 	InterruptPending = true;
 }
@@ -225,11 +230,8 @@ dlock_cancel_unwatch(bool all)
 	if (num_watched == 0)
 		return;					/* a commit has ended all watches */
 	num_watched = all ? 0 : num_watched - 1;
-	if (canceled && find_lost() == NULL)
-	{
-		canceled = false;
+	if (canceled_for >= num_watched && (canceled_for = find_lost()) < 0)
 		exchange_cancel(CANCELED_HERE, false);
-	}
 	if (num_watched == 0 && get_timeout_active(look_timeout))
 		disable_timeout(look_timeout, false);
 }
@@ -237,6 +239,8 @@ dlock_cancel_unwatch(bool all)
 static int
 explain(const Watched *lost)
 {
+	errmsg("canceling statement due to loss of lock \"%.*s\"",
+		   lost->key->length, lost->key->name);
 	errdetail("This transaction guards with fence %lld, which is not held any more, so it could not commit.",
 			  (long long) lost->ticket->number);
 	errhint("Roll back, acquire the lock again, and repeat the transaction.");
@@ -251,17 +255,15 @@ explain(const Watched *lost)
 void
 dlock_cancel_check(bool may_fail)
 {
-	const Watched *lost;
+	int			lost;
 
 	if (likely(num_watched == 0) || !dlock_cancel_lost_guards)
 		return;
-	lost = may_fail && num_watched <= MAX_LOOKED_AT ? find_lost() : NULL;
-	if (lost)
+	lost = may_fail && num_watched <= MAX_LOOKED_AT ? find_lost() : -1;
+	if (lost >= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
-				 errmsg("canceling statement due to loss of lock \"%.*s\"",
-						lost->key->length, lost->key->name),
-				 explain(lost)));
+				 explain(&watched[lost])));
 	begin_looking();
 }
 
@@ -269,12 +271,6 @@ dlock_cancel_check(bool may_fail)
 static void
 explain_cancel(void *arg)
 {
-	const Watched *lost;
-
-	if (likely(!canceled) || geterrcode() != ERRCODE_QUERY_CANCELED ||
-		(lost = find_lost()) == NULL)
-		return;
-	errmsg("canceling statement due to loss of lock \"%.*s\"",
-		   lost->key->length, lost->key->name);
-	explain(lost);
+	if (unlikely(canceled_for >= 0) && geterrcode() == ERRCODE_QUERY_CANCELED)
+		explain(&watched[canceled_for]);
 }

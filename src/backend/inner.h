@@ -63,6 +63,7 @@ extern bool dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 /* lease_open.c */
 extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
 							  bool attach, const char *info);
+extern void dlock_lease_forget_ended(void);
 
 /* change.c */
 extern bool dlock_change_info(DlockSpace *space, int64 number,

@@ -27,22 +27,37 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/* Add a lease to the list, after removing ended leases among the first 2. */
+/*
+ * Remove ended leases from the list.  This is called at each open and close,
+ * and walks through the list only once for half as many calls as it is long.
+ */
+void
+dlock_lease_forget_ended(void)
+{
+	static int	calls = 0;
+
+	if (2 * ++calls < list_length(attached_leases))
+		return;
+	calls = 0;
+	for (int i = list_length(attached_leases) - 1; i >= 0; i--)
+	{
+		ListCell   *cell = list_nth_cell(attached_leases, i);
+		DlockLease *lease = lfirst(cell);
+
+		if (pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT)
+			continue;
+		lfirst(cell) = llast(attached_leases);
+		attached_leases = list_delete_last(attached_leases);
+		dlock_record_unref(&lease->record);
+	}
+}
+
 static void
 attach_to_session(DlockLease *lease)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
 
-	for (int i = 0; i < 2 && attached_leases != NIL; i++)
-	{
-		DlockLease *first = linitial(attached_leases);
-
-		if (pg_atomic_read_u64(&first->deadline) > DLOCK_RAN_OUT)
-			attached_leases = lappend(attached_leases, first);
-		else
-			dlock_record_unref(&first->record);
-		attached_leases = list_delete_first(attached_leases);
-	}
+	dlock_lease_forget_ended();
 	attached_leases = lappend(attached_leases, lease);
 	dlock_record_ref(&lease->record);
 	MemoryContextSwitchTo(old_context);

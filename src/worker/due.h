@@ -30,6 +30,7 @@ extern uint64 dlock_expiry_tell(DlockSpace *space, bool at_once);
 /* grants.c */
 extern void dlock_grants_begin(void);
 extern void dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn);
+extern void dlock_grants_forget(DlockLeaseTicket *ticket);
 extern uint64 dlock_grants_announce(uint64 step);
 extern bool dlock_grants_are_left(void);
 extern void dlock_grants_let_go(void);

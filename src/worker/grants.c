@@ -73,6 +73,26 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 
+static void
+forget(Grant *grant)
+{
+	DlockLeaseTicket *ticket = grant->ticket;
+
+	pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
+	(void) hash_search(grants, &ticket, HASH_REMOVE, NULL);
+	dlock_record_unref(&ticket->record);
+}
+
+/* Forget the grant of a ticket that is over, if it is here. */
+void
+dlock_grants_forget(DlockLeaseTicket *ticket)
+{
+	Grant	   *grant = hash_search(grants, &ticket, HASH_FIND, NULL);
+
+	if (grant)
+		forget(grant);
+}
+
 /*
  * Forget a grant.  Announce it first, if the ticket still holds the lock.  If
  * dlock_lease_ticket_redirect() has changed the level, the journal has the
@@ -92,9 +112,7 @@ announce(Grant *grant)
 		ticket->announced = true;
 	}
 	LWLockRelease(&space->lease_lock);
-	pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
-	(void) hash_search(grants, &ticket, HASH_REMOVE, NULL);
-	dlock_record_unref(&ticket->record);
+	forget(grant);
 }
 
 /* Announce for at most "step" us.  Returns the time of the next call. */

@@ -198,9 +198,12 @@ dlock_writer_let_go(void)
 static void
 settle_record(DlockSpace *space, DlockRecord *record)
 {
-	if (dlock_lease_settle(space, record) &&
-		dlock_record_of_lease(record) == record)
+	if (!dlock_lease_settle(space, record))
+		return;
+	if (dlock_record_of_lease(record) == record)
 		dlock_due_remove(dlock_record_lease_of(record));
+	if (!record->is_lease)
+		dlock_grants_forget(dlock_record_ticket(record));
 }
 
 /* The row says shared, so the holder can become shared. */

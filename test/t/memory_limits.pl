@@ -234,5 +234,23 @@ foreach my $scope ('', 'xact_')
 	}
 }
 
+#
+# Leases that were attached to a session, and closed
+#
+{
+	my $many = session($node, 'postgres', 'user=ordinary');
+	my $used = 'SELECT memory_used FROM dlock_stats';
+	my $before = $superuser->query($used);
+	my $open = "count(dlock_lease_open('1h', attach => true, info => repeat('x', 1000)))";
+
+	is($many->query("SELECT $open FROM generate_series(1, 100)"),
+		'100', '100 leases are attached');
+	cmp_ok($superuser->query($used), '>', $before + 100_000, 'they need memory');
+	is($many->query('SELECT count(dlock_lease_close(lease)) FROM dlock_leases'),
+		'100', 'and closed');
+	ok($superuser->wait_for("SELECT ($used) < $before + 20000"), 'their memory is free');
+	$many->quit;
+}
+
 $superuser->quit;
 done_testing();

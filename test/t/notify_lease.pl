@@ -745,6 +745,31 @@ SKIP:
 }
 
 #
+# Grants that no standby acknowledges, of tickets that have ended
+#
+{
+	my $used = 'SELECT memory_used FROM dlock_stats';
+	my $lease = open_lease($admin);
+	my ($before, $rows);
+
+	$listener->query("SELECT dlock_acquire('outage')");
+	$before = $admin->query($used);
+	$admin->query('SET synchronous_commit = on; '
+		  . "SELECT count(dlock_lease_enqueue('outage', $lease, 'other', "
+		  . 'shared => true, owner => n::text)) FROM generate_series(1, 400) AS n; '
+		  . 'SET synchronous_commit = local');
+	commits_hang($node, 1);
+	$listener->query("SELECT dlock_release('outage')");
+	$rows = "FROM dlock_queue WHERE lease = $lease AND granted";
+	ok($admin->wait_for("SELECT count(*) = 400 $rows"), 'outage: the grants are written');
+	is($admin->query("SELECT dlock_lease_close($lease)"), '400', 'outage: all end');
+	ok($admin->wait_for("SELECT count(*) = 0 $rows"), 'outage: the rows are removed');
+	ok( $admin->wait_for("SELECT ($used) < $before + 40000"),
+		'outage: their memory is free before a standby acknowledges them');
+	commits_hang($node, 0);
+}
+
+#
 # A crash of the server with pending announcements
 #
 {
