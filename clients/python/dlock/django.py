@@ -14,13 +14,15 @@ from .calls import Calls
 from .errors import WrongState
 from .locks import BaseLock
 from .service import Locks
+from .sources import DEFAULTS
 
 
 @cache
 def _connecting(using: str) -> Callable[[], Any]:
     def connect() -> Any:
         database = connections.create_connection(using)
-        return database.get_new_connection(database.get_connection_params())
+        return database.get_new_connection(
+            {**DEFAULTS, **database.get_connection_params()})
     return connect
 
 

@@ -113,6 +113,8 @@ class Lost:
 
     def _tell(self) -> None:
         with self._mutex:
+            if self._told.is_set():     # two threads have found the loss
+                return
             self._told.set()
         for callback in self._callbacks:
             self._call(callback)
@@ -146,8 +148,9 @@ _changed = threading.Condition()
 _pulses: dict[Any, Pulse] = {}      # by the key of the source
 _untold: list[Lost] = []
 _watching = False
-# The debts: tickets, and the sources, because a key may be a source's id
-_owed: dict[tuple[Any, str, str], tuple[int, Source]] = {}
+# The debts: a ticket for each call, and the sources, because a key may be a
+# source's id
+_owed: dict[tuple[Any, str, str], tuple[list[int], Source]] = {}
 
 
 def _forked() -> None:
@@ -164,7 +167,7 @@ os.register_at_fork(after_in_child=_forked)
 def _watch() -> None:
     global _watching
     with _changed:
-        while _pulses:
+        while _pulses or _untold:
             times = [now() + GLANCE]
             for pulse in list(_pulses.values()):
                 for heart in list(pulse.hearts):
@@ -193,8 +196,9 @@ class Debt:
     """A release, an undo or a renewal without an answer.  The server may
     execute it at any later time, and then ends what the owner has.  So the
     owner's next request must not get the same ticket: it first releases that
-    ticket.  Only a lock with a ttl of its own, whose owner the program gives,
-    has debts."""
+    ticket.  Each call owes for itself, because an answer to one call does not
+    settle another call.  Only a lock with a ttl of its own, whose owner the
+    program gives, has debts."""
 
     def __init__(self, source: Source, name: str, owner: str) -> None:
         self.source, self.key = source, (source.key, name, owner)
@@ -202,20 +206,23 @@ class Debt:
     @property
     def ticket(self) -> int | None:
         """0 if it may be any ticket of the owner; None if nothing is owed"""
-        return _owed.get(self.key, (None,))[0]
+        with _changed:
+            return _owed[self.key][0][0] if self.key in _owed else None
 
     def owe(self, ticket: int) -> None:
         with _changed:
-            if self.ticket not in (None, ticket):
-                ticket = 0
-            _owed[self.key] = ticket, self.source
+            _owed.setdefault(self.key, ([], self.source))[0].append(ticket)
             while len(_owed) > DEBTS:
                 del _owed[next(iter(_owed))]
 
     def paid(self, ticket: int) -> None:
+        """Settles one call."""
         with _changed:
-            if self.ticket == ticket:
-                _owed.pop(self.key, None)
+            owed = _owed[self.key][0] if self.key in _owed else []
+            if ticket in owed:
+                owed.remove(ticket)
+                if not owed:
+                    del _owed[self.key]
 
 
 class Heart:

@@ -159,9 +159,17 @@ class Line:
         assert self.source
         self.loan = await self.source.lend(self.caller, self.name, left)
         self.connection = self.loan.connection
-        if self.opened:
-            with cut_at(self.connection, now() + GRACE):
+        try:
+            if self.opened:
                 await self.opened()
+        except BaseException:
+            await self.close(False)     # the next one repeats all of it
+            raise
+
+    async def once(self, statement: Statement) -> Any:
+        """Executes a statement over this connection, within GRACE."""
+        with cut_at(self.connection, now() + GRACE):
+            return await self.caller.ask(self.connection, statement)
 
     def _forked(self) -> None:
         """Lets a child process connect anew."""
@@ -204,5 +212,4 @@ class Line:
 
     async def check_client(self) -> None:
         with suppress(Error):
-            self.checked = await self.caller.ask(
-                self.connection, CHECKED) is not None
+            self.checked = await self.once(CHECKED) is not None

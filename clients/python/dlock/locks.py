@@ -17,7 +17,7 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LEAST, LIFE, UNLIMITED, AsyncLost, Debt, Heart, Lost, Request, rhythm,
+    LEAST, LIFE, AsyncLost, Debt, Heart, Lost, Request, rhythm,
     take_back)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
@@ -158,7 +158,7 @@ class Kept(Caller):
         finally:
             if not doubt:       # it was answered, or not sent
                 heart.most = most
-                if self._debt and most == UNLIMITED:
+                if self._debt and ttl is not None:
                     self._debt.paid(heart.id)
         if self._heart is not heart:
             raise WrongState(f'{self} was released', '55000')
@@ -206,12 +206,8 @@ class Kept(Caller):
                 if debt:
                     debt.paid(fence)
         except BaseException as error:
-            if debt and heart:
-                if (isinstance(error, Error) and not error.doubt
-                        and heart.most == UNLIMITED):
-                    debt.paid(fence)    # it was answered, or not sent
-                else:       # again, because an answered renewal may have paid
-                    debt.owe(fence)
+            if debt and held and isinstance(error, Error) and not error.doubt:
+                debt.paid(fence)        # it was answered, or not sent
             if (not isinstance(error, (ConnectionLost, NotPrimary))
                     or heart and now() < heart.deadline):
                 raise
@@ -599,14 +595,13 @@ class BaseLock(Kept):
             return self._line.ask(
                 statement, until, stopped=lambda: self._cancelled)
 
-        ticket = debt.ticket
-        if ticket is None:
-            return
-        if ticket:
-            await ask(call('dlock_release_ticket', ticket))
-        else:
-            await self._take_back(ask, (self.name, self._owner, None), until)
-        debt.paid(ticket)
+        while (ticket := debt.ticket) is not None:
+            if ticket:
+                await ask(call('dlock_release_ticket', ticket))
+            else:
+                await self._take_back(
+                    ask, (self.name, self._owner, None), until)
+            debt.paid(ticket)
 
     async def _take_back(self, ask: Callable[[Statement], Any],
                          request: Request, until: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -213,7 +213,10 @@ class AsyncElection:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.wait({task})
+            # a second cancel must not end the lead before the work
+            while not task.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({task})
             raise
         lock.check()
         return task.result()

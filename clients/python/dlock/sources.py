@@ -16,8 +16,9 @@ from .drivers import Psycopg2, is_idle
 from .errors import BadArgument, Error, translated
 
 # Detect dead connections; a DSN may set other values.
-DEFAULTS = {'keepalives_idle': 30, 'keepalives_interval': 10,
-            'keepalives_count': 3, 'tcp_user_timeout': 60000}
+DEFAULTS: dict[str, Any] = {
+    'connect_timeout': 10, 'keepalives_idle': 30, 'keepalives_interval': 10,
+    'keepalives_count': 3, 'tcp_user_timeout': 60000}
 
 
 class ConnectionPool(Protocol):
@@ -36,14 +37,13 @@ Given = str | Callable[[], Any] | ConnectionPool | Engine
 
 
 def hosts_of(dsn: str, left: float) -> list[str]:
-    """One DSN for each host, so that each gets its own time to answer"""
-    options: dict[str, Any] = {
-        **DEFAULTS, 'connect_timeout': 10, **conninfo_to_dict(dsn)}
-    options['connect_timeout'] = max(
-        1, int(min(int(options['connect_timeout']) or 10, left)))
+    """One DSN for each host, so that the hosts share the time"""
+    options = {**DEFAULTS, **conninfo_to_dict(dsn)}
     lists = {key: str(options[key]).split(',')
              for key in ('host', 'hostaddr', 'port') if options.get(key)}
     count = max((len(values) for values in lists.values()), default=1)
+    options['connect_timeout'] = max(
+        1, int(min(int(options['connect_timeout']) or 10, left / count)))
     if count > 1:
         options.setdefault('target_session_attrs', 'read-write')
     return [make_conninfo(**{**options, **{
@@ -161,7 +161,8 @@ class Pooled(Source):
                 await settle(value()) if callable(value) else value
                 for value in (pool.conninfo, pool.kwargs)]
             connection = await pool.connection_class.connect(
-                dsn, **(options or {}))
+                make_conninfo(**{**DEFAULTS, **conninfo_to_dict(dsn)}),
+                **(options or {}))
             if configure := getattr(pool, '_configure', None):
                 await configure(connection)
             return connection

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .callers import (
-    UNDO, Asyncio, Blocking, Caller, Statement, both, settle)
-from .errors import Error, LockLost, WrongState
+    UNDO, Asyncio, Blocking, Caller, Statement, both, forking, settle)
+from .errors import ConnectionLost, Error, LockLost, WrongState
 from .heart import Request
 from .lines import call, cut_at, now
 from .locks import BaseLease
@@ -53,6 +53,13 @@ class BaseTickets(Caller):
         self._granted: set[int] = set()
         self._watched: set[str] = set()
         self._round = now() + ROUND
+        forking.add(self)
+
+    def _forked(self) -> None:
+        """A child must not request or release the tickets of a lease."""
+        if self._lease:
+            self._requests.clear()
+            self._events.clear()
 
     @both
     async def enqueue(
@@ -116,13 +123,16 @@ class BaseTickets(Caller):
             try:
                 released = await self._line.ask(
                     call('dlock_release_ticket', ticket))
-            except BaseException:
+            except BaseException as error:
                 heart, undo = self._lease and self._lease._heart, request[2]
                 if heart and undo:      # the heartbeat repeats it
                     heart.owe(undo)
+                elif not isinstance(error, (ConnectionLost, LockLost)):
+                    self._requests[ticket] = request    # may still be held
                 raise
             finally:
-                self._granted.discard(ticket)
+                if ticket not in self._requests:
+                    self._granted.discard(ticket)
             if not released and not self._line.doubt:
                 raise LockLost(f'ticket {ticket} was lost', '55L01')
 
@@ -172,7 +182,7 @@ class BaseTickets(Caller):
             json.loads(notify.payload))
         connection.add_notify_handler(self._line.listens)
         for name in self._watched:
-            await self.ask(connection, call('dlock_watch', name))
+            await self._line.once(call('dlock_watch', name))
         if not self._requests:
             return
         if self._lease is None:
@@ -185,9 +195,13 @@ class BaseTickets(Caller):
             raise LockLost('the connection is gone, with its tickets', '55L01')
         self._round = now()
         for ticket, (_, request, _) in list(self._requests.items()):
-            new = await self.ask(connection, request)
+            new = None
+            # the lease has ended, or others hold the lock with other slots
+            with suppress(LockLost, WrongState):
+                new = await self._line.once(request)
             if new != ticket:
-                await self.ask(connection, call('dlock_release_ticket', new))
+                if new is not None:
+                    await self._line.once(call('dlock_release_ticket', new))
                 self._forget(ticket, 'lost')
 
     async def _listen(self) -> None:
@@ -218,7 +232,8 @@ class BaseTickets(Caller):
             granted = await self._line.ask(
                 call('dlock_wait', ticket, timedelta()))
         except LockLost:
-            if ticket not in self._requests:    # lost with its connection
+            # lost with its connection
+            if not self._lease and ticket not in self._requests:
                 raise
             self._forget(ticket, 'lost')
         else:

@@ -26,6 +26,7 @@ from python_stack import (
 import dlock
 from dlock.callers import run
 from dlock.lines import now
+from dlock.sources import hosts_of
 
 try:
     import psycopg_pool
@@ -347,6 +348,11 @@ class Function(StackTest, unittest.TestCase):
         self.check(self.connect(psycopg2))
         self.check_closed()
 
+    def test_hosts(self):
+        """the hosts of a DSN share the time that is left"""
+        for host in hosts_of('host=a,b,c', 9):
+            self.assertIn('connect_timeout=3', host)
+
     @unittest.skipUnless(psycopg2, 'psycopg2 is not installed')
     def test_cancel(self):
         """over psycopg2: cancel() ends a wait"""
@@ -582,6 +588,32 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         async with lease:
             lease.check()
 
+    async def test_election_cancelled(self):
+        """an election, cancelled twice: the lead ends after the work"""
+        begun, ends, held = asyncio.Semaphore(0), asyncio.Event(), []
+
+        async def work(lock):
+            try:
+                begun.release()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                begun.release()
+                await ends.wait()
+                lock.check()
+                held.append(not is_free('leader'))
+
+        task = asyncio.ensure_future(dlock.AsyncLocks('', **PATIENT).election(
+            'leader', ttl=3600).run(work))
+        async with asyncio.timeout(TIMEOUT):
+            for _ in range(2):
+                await begun.acquire()
+                task.cancel()
+            await asyncio.sleep(0)      # the second cancel arrives
+            ends.set()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+        self.assertEqual(held, [True])
+
     async def test_late_cancel(self):
         """a cancel that arrives late is waited for"""
         cancel, requests = dlock.callers.cancel, []
@@ -730,7 +762,7 @@ class Transactions(StackTest, unittest.TestCase):
     def test_django(self):
         """Django: atomic(), guards, and connections as Django makes them"""
         import dlock.django
-        from django.db import connection, transaction
+        from django.db import connection, connections, transaction
 
         @contextmanager
         def begin():
@@ -744,6 +776,10 @@ class Transactions(StackTest, unittest.TestCase):
         self.assertTrue(is_free('account/7'))
         with self.assertRaises(dlock.WrongState):
             dlock.django.calls()
+        with mock.patch.object(type(connections['default']),
+                               'get_new_connection') as connects:
+            dlock.django._connecting('default')()
+        self.assertEqual(connects.call_args[0][0]['connect_timeout'], 10)
         locks = dlock.django.locks(patience=TIMEOUT)
         with locks.lock('job', **KEPT) as lock:
             until_renewed(lock.fence)
@@ -1206,6 +1242,46 @@ class Rest(StackTest, unittest.TestCase):
                     tickets.release(waits)
                     tickets.release(held)
 
+    def test_restored(self):
+        """Tickets of a lease, after a reconnect: each request has its own
+        time, and one that is refused ends only its ticket"""
+        cut_at, limits, asked = dlock.lines.cut_at, [], []
+
+        def limit(*values):
+            limits.append(values)
+            return cut_at(*values)
+
+        async def ask(connection, statement, *values):
+            asked.append(statement)
+            return await dlock.Tickets.ask(connection, statement, *values)
+
+        with self.locks.lease(3600) as lease, \
+                dlock.Tickets(self.locks, lease=lease) as tickets:
+            one, two = tickets.enqueue('a', slots=2), tickets.enqueue('b')
+            self.assertEqual(
+                {tickets.next(TIMEOUT).ticket for _ in range(2)}, {one, two})
+            terminate()
+            admin(f'SELECT dlock_force_release({one})')
+            with psycopg.connect('', autocommit=True) as db, \
+                    dlock.Lock(db, 'a', slots=3), \
+                    mock.patch.object(dlock.lines, 'cut_at', limit), \
+                    mock.patch.object(tickets, 'ask', ask):
+                self.assertEqual(tickets.next(0)[:3], ('lost', 'a', one))
+            self.assertEqual(len(limits), len(asked))
+            # over the new connection
+            admin(f'SELECT dlock_force_release({two})')
+            self.assertEqual(tickets.next(TIMEOUT)[:3], ('released', 'b', two))
+
+    def test_ticket_kept(self):
+        """Tickets of a session: an interrupted release can be repeated"""
+        with dlock.Tickets(self.locks) as tickets:
+            ticket = tickets.enqueue('a')
+            with failing_release(tickets, InterruptedError('by the test')):
+                with self.assertRaises(InterruptedError):
+                    tickets.release(ticket)
+            tickets.release(ticket)
+            self.assertTrue(is_free('a'))
+
     def test_events_lost(self):
         """Tickets of a session: no event of a lost ticket follows the loss"""
         with dlock.Tickets(self.locks) as tickets:
@@ -1263,6 +1339,8 @@ class Rest(StackTest, unittest.TestCase):
             lease._renewals.append(object())
             tickets = dlock.Tickets(self.locks)
             ticket = tickets.enqueue('c')
+            kept = dlock.Tickets(self.locks, lease=lease)
+            leased = kept.enqueue('d')
             child = os.fork()
             if not child:
                 try:
@@ -1275,6 +1353,8 @@ class Rest(StackTest, unittest.TestCase):
                     with self.assertRaises(dlock.LockLost):
                         tickets.next(0)
                     tickets.close()
+                    with self.assertRaises(dlock.LockLost):
+                        kept.release(leased)
                     with self.assertRaises(dlock.LockTimeout):
                         lock.acquire()
                     with lease, lease.lock('b'):
@@ -1291,6 +1371,8 @@ class Rest(StackTest, unittest.TestCase):
             lease.renew()
             tickets.release(ticket)
             tickets.close()
+            kept.release(leased)
+            kept.close()
 
     def test_next_call(self):
         """over a lease's connection: the next call of another thread"""
@@ -1357,6 +1439,18 @@ class Rest(StackTest, unittest.TestCase):
             dlock.heart._watch()
             self.assertEqual(asked, [0.0, None])
             self.assertEqual(two.recv(1), b'')
+
+    def test_told(self):
+        """a loss is told once, also if no lease is left"""
+        until(lambda: not dlock.heart._watching)
+        lost, told = dlock.Lost(self, lambda: None), []
+        lost.add_callback(told.append)
+        with mock.patch.object(dlock.heart, '_untold', [lost, lost]), \
+                mock.patch.object(dlock.heart._changed, 'wait'):
+            dlock.heart._watch()
+        until(lambda: all(thread.name != 'dlock lost'
+                          for thread in threading.enumerate()))
+        self.assertEqual(told, [self])
 
     def test_change(self):
         """downgrade, set_info and is_held in transaction scope"""
