@@ -1417,9 +1417,10 @@ public final class Run {
         Lock session = locks.lock("mine").acquire();
         Lock waiter = locks.lock("busy").ttl(LONG);
         Duration soon = Duration.ofMillis(50);
-        try (Holder other = admin.holds("busy")) {
-            Task<?> waiting = new Task<>(waiter::acquire);
-            admin.untilWaits("busy");
+        try (Holder other = admin.holds("busy");
+                Connection db = DriverManager.getConnection(MAIN + "&cancelSignalTimeout=1")) {
+            List<Task<?>> waiting = List.of(new Task<>(waiter::acquire), new Task<>(Lock.on(db, "busy")::acquire));
+            admin.until("SELECT count(*) = 2 FROM dlock_locks WHERE NOT granted");
             order("freeze");
             List<Task<?>> asked = List.of(new Task<>(hasty.lock("x").timeout(soon)::acquire),
                     new Task<>(hasty.lock("x").ttl(LONG).timeout(soon)::acquire),
@@ -1429,7 +1430,9 @@ public final class Run {
                 return null;
             });
             waiter.cancel();
-            raises(DlockException.Cancelled.class, "57014", waiting::result);
+            waiting.get(1).thread.interrupt();
+            for (Task<?> one : waiting)
+                raises(DlockException.Cancelled.class, "57014", one::result);
             for (Task<?> one : asked)
                 raises(DlockException.ConnectionLost.class, null, one::result);
             lost(released::result);

@@ -52,6 +52,7 @@ final class Modules extends Stack {
 
         SimpleLock lock = other.lock(task(LONG, Duration.ZERO)).get();
         same(admin("SELECT info FROM dlock_locks WHERE name = 'shedlock/task'"), "node-2");
+        fails(UncheckedDlockException.class, () -> lock.extend(Duration.ofMillis(1), Duration.ZERO));
         SimpleLock extended = lock.extend(DAY, Duration.ZERO).get();
         same(ttl(), DAY.toSeconds());
         fails(IllegalStateException.class, lock::unlock);

@@ -9,7 +9,9 @@ import java.time.Duration;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.Callable;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
@@ -21,6 +23,7 @@ import java.util.stream.Stream;
 import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Election;
+import org.dlock.Event;
 import org.dlock.Lease;
 import org.dlock.Lock;
 import org.dlock.Locks;
@@ -44,6 +47,7 @@ final class More extends Stack {
     static final Duration PATIENCE = Duration.ofSeconds(TIMEOUT);
     /** Some functions of this schema wait for an advisory lock, or fail; see test/t/client_java.pl. */
     static final String SLOW = MAIN + "&currentSchema=slow,public";
+    static final String LATE = MAIN + "&currentSchema=late,public";
 
     static Locks locks;
 
@@ -98,6 +102,47 @@ final class More extends Stack {
                 before = Locks.now();
             }
             lock.release();
+        }
+    }
+
+    /** A later call of the lock gets no answer.  It waits for the earlier renewal, or ends before the renewal does. */
+    static void renewAnswered() throws Exception {
+        for (boolean waits : new boolean[] {true, false}) {
+            AtomicReference<Thread> first = new AtomicReference<>(), second = new AtomicReference<>();
+            CountDownLatch sent = new CountDownLatch(1);
+            Locks over = new Locks(source(MAIN::toString, db -> before(db, (method, arguments) -> {
+                Thread caller = Thread.currentThread();
+                if (!method.equals("prepareStatement")
+                        || !((String) arguments[0]).matches("SELECT dlock_re(new|lease_ticket)\\(.*"))
+                    return;
+                if (caller == second.get())
+                    throw new SQLException("no answer", "08006");
+                if (caller == first.get()) {
+                    sent.countDown();
+                    until(() -> second.get() != null && second.get().getState()
+                            == (waits ? Thread.State.BLOCKED : Thread.State.TERMINATED));
+                }
+            }))).patience(NOW);
+            Lock lock = over.lock("lease").ttl(LONG).owner("job/1").acquire();
+            FutureTask<Void> renewal = aside(() -> {
+                first.set(Thread.currentThread());
+                lock.renew(DAY);
+            });
+            same(sent.await(TIMEOUT, TimeUnit.SECONDS), true);
+            FutureTask<Void> later = aside(() -> {
+                second.set(Thread.currentThread());
+                if (waits)
+                    lock.renew(DAY);
+                else
+                    lock.release();
+            });
+            fails(DlockException.ConnectionLost.class, () -> result(later));
+            result(renewal);
+            Lock again = over.lock("lease").ttl(LONG).owner("job/1").acquire();
+            same(again.fence() > lock.fence(), true);
+            if (waits)
+                fails(DlockException.LockLost.class, lock::release);
+            again.release();
         }
     }
 
@@ -211,6 +256,19 @@ final class More extends Stack {
                     case "getConnection" -> with.apply(DriverManager.getConnection(url.call()));
                     case "hashCode" -> 17;
                     default -> proxy == arguments[0];
+                });
+    }
+
+    interface Before {
+        void call(String method, Object[] arguments) throws Exception;
+    }
+
+    /** A connection that makes this call before each of its own */
+    static Connection before(Connection db, Before before) {
+        return (Connection) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {Connection.class},
+                (proxy, method, arguments) -> {
+                    before.call(method.getName(), arguments);
+                    return method.invoke(db, arguments);
                 });
     }
 
@@ -345,16 +403,14 @@ final class More extends Stack {
     static void borrowedInTime() throws Exception {
         Map<String, Integer> bounds = new LinkedHashMap<>();
         AtomicInteger bound = new AtomicInteger();
-        DataSource pool = source(MAIN::toString, db -> (Connection) Proxy.newProxyInstance(
-                More.class.getClassLoader(), new Class<?>[] {Connection.class}, (proxy, method, arguments) -> {
-                    if (method.getName().equals("getAutoCommit"))
-                        db.setAutoCommit(false);
-                    else if (method.getName().equals("setNetworkTimeout"))
-                        bound.set((Integer) arguments[1]);
-                    else if (List.of("rollback", "prepareStatement").contains(method.getName()))
-                        bounds.put(arguments == null ? "rollback" : (String) arguments[0], bound.get());
-                    return method.invoke(db, arguments);
-                }));
+        DataSource pool = source(MAIN::toString, db -> before(db, (method, arguments) -> {
+            if (method.equals("getAutoCommit"))
+                db.setAutoCommit(false);
+            else if (method.equals("setNetworkTimeout"))
+                bound.set((Integer) arguments[1]);
+            else if (List.of("rollback", "prepareStatement").contains(method))
+                bounds.put(arguments == null ? "rollback" : (String) arguments[0], bound.get());
+        }));
         // half a second ago
         try (Lock lock = new Locks(pool).lock("plain").timeout(Duration.ofMillis(-500)).acquire()) {
             same(bounds.size(), 4);
@@ -454,6 +510,21 @@ final class More extends Stack {
         }
     }
 
+    /** A ticket that the server refuses to give back does not keep the others. */
+    static void restoredWithoutOne() throws Exception {
+        try (Lease lease = locks.lease(LONG).open(); Tickets tickets = new Tickets(lease)) {
+            long gone = tickets.enqueue(locks.lock("gone").slots(2)), kept = tickets.enqueue("kept");
+            for (int i = 0; i < 2; i++)
+                same(tickets.next(PATIENCE).event(), "granted");
+            killSessions();
+            admin("SELECT dlock_force_release(?)", gone);
+            try (Lock other = locks.lock("gone").slots(3).acquire()) {
+                same(tickets.next(PATIENCE), new Event("lost", "gone", gone, Map.of()));
+                tickets.release(kept);
+            }
+        }
+    }
+
     /** An observer ends the acquire that it is called by. */
     static void observerEnds() throws Exception {
         AtomicReference<Runnable> end = new AtomicReference<>();
@@ -485,9 +556,27 @@ final class More extends Stack {
         fails(DlockException.LockLost.class, lock::release);
     }
 
+    /** After an Error, the heartbeat renews, and the watcher closes a connection that does not answer. */
+    static void withoutMemory() throws Exception {
+        Set<String> fail = ConcurrentHashMap.newKeySet();
+        fail.addAll(List.of("dlock beat", "dlock watch"));
+        Locks over = new Locks(source(LATE::toString, db -> before(db, (method, arguments) -> {
+            if (fail.remove(Thread.currentThread().getName()))
+                throw new OutOfMemoryError("of the test");
+        })));
+        try (Lock lock = over.lock("lease").ttl(LONG).interval(BEAT).acquire()) {
+            untilRenewed(lock.fence());
+            try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+                ask(other, "SELECT pg_advisory_lock(17)");
+                until("SELECT count(*) > 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+            }
+            same(fail.isEmpty(), true);
+        }
+    }
+
     /** Lost between the grant and the first renewal */
     static void electionLostAtOnce() throws Exception {
-        Election election = new Election(new Locks(MAIN + "&currentSchema=late,public").lock("leader").ttl(LONG));
+        Election election = new Election(new Locks(LATE).lock("leader").ttl(LONG));
         try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
             ask(other, "SELECT pg_advisory_lock(17)");
             FutureTask<Void> running = aside(() -> same(election.run(held -> "led"), "led"));
@@ -664,6 +753,7 @@ final class More extends Stack {
         test("renew, and the errors of renew", More::renew);
         test("renew with a shorter ttl quickens the heartbeat", More::renewShorter);
         test("a renewal without an answer leaves the shorter ttl", More::renewUnanswered);
+        test("a renewal's answer settles no other call", More::renewAnswered);
         test("without a heartbeat; released later", More::noHeartbeat);
         test("downgrade and setInfo, on a connection, of a lease, and of several names", More::downgrade);
         test("isHeld of several names, and over a connection that is gone", More::isHeld);
@@ -679,8 +769,10 @@ final class More extends Stack {
         test("a lease's ticket that was enqueued in doubt is taken back", More::enqueueOwed);
         test("a ticket stays when a repeated request breaks off", More::enqueueAgain);
         test("tickets restore their connection, or drop it", More::restored);
+        test("tickets of which the server refuses one", More::restoredWithoutOne);
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
+        test("an Error ends neither the heartbeat nor the watcher", More::withoutMemory);
         test("an election that is lost at once campaigns again", More::electionLostAtOnce);
         test("an election ends with the lease of its lock", More::electionOfLease);
         test("a ticket stays when its release is refused", More::releaseRefused);

@@ -39,11 +39,10 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
             heart.look();
     }
 
-    /** Renews its lease over this line.  One renewal at a time, so that client and server have the same last ttl. */
-    void renew(Line over, Duration ttl) throws DlockException {
+    /** Renews the heart's lease over this line.  One at a time, so that client and server have the same last ttl. */
+    void renew(Line over, Heart heart, Duration ttl) throws DlockException {
         if (ttl != null)
             Lease.interval(ttl, null);
-        Heart heart = this.heart;
         Lost<T> held = lost();
         synchronized (heart) {
             held.check();
@@ -55,13 +54,10 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
             Object kept;
             try {
                 kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
-            } catch (DlockException error) {
+            } finally {
                 if (!over.doubt)        // it was answered, or not sent
                     heart.limit(most);
-                throw error;
             }
-            if (!over.doubt)
-                heart.limit(most);
             heart.renewed(over.sent, kept, ttl);
             confirm(held, kept != null);
         }

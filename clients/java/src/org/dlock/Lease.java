@@ -79,8 +79,9 @@ public final class Lease extends Kept<Lease> {
     /** Renews now, and changes the ttl, also for the heartbeat. */
     public void renew(Duration ttl) throws DlockException {
         check();
+        Heart heart = this.heart;
         hold(over -> {
-            renew(over, ttl);
+            renew(over, heart, ttl);
             return null;
         });
     }

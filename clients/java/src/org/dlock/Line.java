@@ -241,8 +241,10 @@ final class Line {
                 doubt = true;
                 Locks.tell(() -> observer.retried(error));
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
-                if (given)
+                if (given) {
+                    checkCancelled();
                     throw error;
+                }
                 if (connection != null) {
                     doubt = true;
                     if (limit == FOREVER)
@@ -252,6 +254,9 @@ final class Line {
                 if (Clock.now() >= end)
                     throw error;
                 Locks.tell(() -> observer.retried(error));
+            } catch (RuntimeException | Error error) {
+                doubt = true;
+                throw error;
             }
             pause(pauses.next());
         }
@@ -372,12 +377,12 @@ final class Line {
                 PreparedStatement statement = running;
                 if (statement != null)
                     statement.cancel();
-                Connection silent = connection;
-                if (Clock.now() > patience && silent != null && !given)
-                    Pulse.cut(silent);
                 synchronized (this) {
-                    if (acquires(which))
-                        wait(Math.max(1, pauses.next() / 1_000_000));
+                    if (!acquires(which))
+                        return;
+                    if (Clock.now() > patience && running != null)
+                        Pulse.cut(connection);
+                    wait(Math.max(1, pauses.next() / 1_000_000));
                 }
             } catch (SQLException error) {
                 pause(pauses.next());       // then cancels again

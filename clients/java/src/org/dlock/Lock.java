@@ -129,7 +129,6 @@ public final class Lock extends Kept<Lock> {
         heart = null;
         fences = List.of();
         asked = null;
-        debt = null;
         doubt = false;
         this.limit = limit;
         until = Line.after(limit);
@@ -171,14 +170,14 @@ public final class Lock extends Kept<Lock> {
 
     /** Releases what the owner must not get again. */
     private void pay(long end) throws DlockException {
-        Long owed = debt.ticket();
-        if (owed == null)
-            return;
-        if (owed == 0)
-            takeBack(line, name(), owner, end);
-        else
-            line.ask(() -> Line.call("dlock_release_ticket", Map.of(), owed), end, Line.GRACE);
-        debt.paid(owed);
+        for (Long next = debt.ticket(); next != null; next = debt.ticket()) {
+            long owed = next;
+            if (owed == 0)
+                takeBack(line, name(), owner, end);
+            else
+                line.ask(() -> Line.call("dlock_release_ticket", Map.of(), owed), end, Line.GRACE);
+            debt.paid(owed);
+        }
     }
 
     private static List<Long> fences(Object answer) throws DlockException {
@@ -256,8 +255,8 @@ public final class Lock extends Kept<Lock> {
     private void acquireWithTtl() throws DlockException {
         boolean beats = interval != Heart.NEVER;
         Duration pause = Lease.interval(ttl, beats ? interval : null);
-        if (owner != null) {
-            debt = new Debt(line.source, name(), owner);
+        debt = owner == null ? null : new Debt(line.source, name(), owner);
+        if (debt != null) {
             line.checked = !Duration.ZERO.equals(limit);    // for the request, over the same connection
             pay(Line.later(until, Line.GRACE));
         }
@@ -387,29 +386,17 @@ public final class Lock extends Kept<Lock> {
 
     /** Gives back a lock with a ttl of its own. */
     private void giveBack(Line.Call call, boolean releases) throws DlockException {
-        boolean held = !lost.isSet(), settled = false;
-        if (debt != null && held)
-            debt.owe(fence());
+        Debt owed = lost.isSet() ? null : debt;
+        boolean released = false;
+        if (owed != null)
+            owed.owe(fence());
         try {
             giveBack(line, call, true);
-            if (debt != null && releases)
-                debt.paid(fence());
-            settled = releases || !line.doubt;
-        } catch (DlockException error) {
-            settled = !held || !line.doubt;     // it was answered, or not sent
-            throw error;
+            released = releases;
         } finally {
-            if (settled)
-                forget(heart);
-            else if (debt != null)      // a renewal may have been answered meanwhile
-                debt.owe(fence());
+            if (owed != null && (released || !line.doubt))      // it was answered, or not sent
+                owed.paid(fence());
         }
-    }
-
-    /** Forgets a debt, unless a renewal has no answer. */
-    private void forget(Heart heart) {
-        if (debt != null && heart.most() == Long.MAX_VALUE)
-            debt.paid(heart.id);
     }
 
     private void releaseHere() throws DlockException {
@@ -483,23 +470,26 @@ public final class Lock extends Kept<Lock> {
     /** Renews now, and changes the ttl, also for the heartbeat. */
     public void renew(Duration ttl) throws DlockException {
         check();
-        if (heart == null || lease != null)
+        Heart renewed = heart;
+        if (renewed == null || lease != null)
             throw new DlockException.WrongState(this + " has no ttl of its own");
         Line once = new Line(line.source, line.patience);
-        Heart renewed = heart;
         Debt owed = ttl == null ? null : debt;
         if (owed != null)
             owed.owe(renewed.id);
         try {
-            renew(once, ttl);
+            renew(once, renewed, ttl);
         } finally {
-            if (owed != null)
-                forget(renewed);
+            if (owed != null && !once.doubt)    // it was answered, or not sent
+                owed.paid(renewed.id);
             once.close();
         }
     }
 
-    /** Called by another thread or an observer: a waiting acquire throws Cancelled, unless it has just succeeded. */
+    /**
+     * Called by another thread or an observer: a waiting acquire throws Cancelled, unless it has just succeeded.
+     * Closes the connection, even if it is the program's, if the server does not answer.
+     */
     public void cancel() { line.cancel(); }
 
     void stop() { line.stop(); }

@@ -52,6 +52,24 @@ final class Pulse {
         thread.start();
     }
 
+    /** Starts work on which all leases rely.  If an Error ends the work, such as a lack of memory, it begins again. */
+    private static void keep(String name, Runnable work) {
+        start(name, () -> {
+            for (boolean done = false; !done; )
+                try {
+                    work.run();
+                    done = true;
+                } catch (RuntimeException | Error error) {
+                    try {
+                        Line.pause(GLANCE / 10);
+                        System.getLogger("org.dlock").log(System.Logger.Level.ERROR, name, error);
+                    } catch (RuntimeException | Error ignored) {
+                        // for example, still no memory
+                    }
+                }
+        });
+    }
+
     /** Closes the connection at once, without waiting for it. */
     static void cut(Connection connection) {
         try {
@@ -72,12 +90,12 @@ final class Pulse {
             Pulse pulse = PULSES.get(source);
             if (pulse == null) {
                 pulse = new Pulse(source);
-                start("dlock beat", pulse::beat);
+                keep("dlock beat", pulse::beat);
                 PULSES.put(source, pulse);
             }
             pulse.hearts.add(heart);
             if (!watching) {
-                start("dlock watch", Pulse::watch);
+                keep("dlock watch", Pulse::watch);
                 watching = true;
             }
             ALL.notifyAll();
@@ -98,7 +116,7 @@ final class Pulse {
 
     private static void watch() {
         synchronized (ALL) {
-            while (!PULSES.isEmpty()) {
+            while (!PULSES.isEmpty() || !UNTOLD.isEmpty()) {
                 long next = Clock.now() + GLANCE;
                 for (Pulse pulse : PULSES.values()) {
                     for (Heart heart : List.copyOf(pulse.hearts)) {
@@ -152,11 +170,11 @@ final class Pulse {
                     pauses = Line.pauses();
                 else
                     pause = pauses.next();
-            } catch (SQLException | RuntimeException error) {      // does not prove a loss: retry
+            } catch (SQLException | RuntimeException | Error error) {      // does not prove a loss: retry
+                close(false);
+                pause = pauses.next();
                 System.getLogger("org.dlock").log(error instanceof SQLException
                         ? System.Logger.Level.DEBUG : System.Logger.Level.ERROR, "heartbeat", error);
-                pause = pauses.next();
-                close(false);
             }
         close(true);
     }

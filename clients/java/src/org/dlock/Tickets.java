@@ -94,12 +94,18 @@ public final class Tickets implements AutoCloseable {
         for (String name : watched)
             Line.ask(over, Line.call("dlock_watch", Map.of(), name));
         for (Map.Entry<Long, Request> old : List.copyOf(requests.entrySet())) {
-            Long now = (Long) Line.ask(over, old.getValue().call);
-            if (!now.equals(old.getKey())) {
-                Line.ask(over, Line.call("dlock_release_ticket", Map.of(), now));
-                forget(old.getKey(), "lost");
+            Long ticket = old.getKey(), now = null;
+            try {
+                now = (Long) Line.ask(over, old.getValue().call);
+            } catch (DlockException.LockLost | DlockException.WrongState refused) {
+                // the lease has ended, or another client holds the lock with other slots
             }
-            confirm(over, now);
+            if (!ticket.equals(now)) {
+                if (now != null)
+                    Line.ask(over, Line.call("dlock_release_ticket", Map.of(), now));
+                forget(ticket, "lost");
+            }
+            confirm(over, ticket);
         }
     }
 

@@ -54,33 +54,37 @@ public final class DlockLockProvider implements LockProvider {
 
         /** Throws if the task took longer than lockAtMostFor: another instance may have run at the same time. */
         @Override
-        public void unlock() {
-            finish();
+        public synchronized void unlock() {
+            checkValid();
             try {
                 lock.releaseAfter(Duration.ofNanos(leastEnd - Locks.now()));
             } catch (DlockException error) {
                 throw new UncheckedDlockException(error);
             }
+            over = true;
         }
 
+        /** If it throws, this lock stays valid. */
         @Override
-        public Optional<SimpleLock> extend(Duration lockAtMostFor, Duration lockAtLeastFor) {
-            finish();
+        public synchronized Optional<SimpleLock> extend(Duration lockAtMostFor, Duration lockAtLeastFor) {
+            checkValid();
+            Optional<SimpleLock> extended = Optional.empty();
             try {
                 long leastEnd = Locks.now() + lockAtLeastFor.toNanos();
                 lock.renew(lockAtMostFor);
-                return Optional.of(new Held(lock, leastEnd));
+                extended = Optional.of(new Held(lock, leastEnd));
             } catch (DlockException.LockLost error) {
-                return Optional.empty();
+                // there is nothing to extend
             } catch (DlockException error) {
                 throw new UncheckedDlockException(error);
             }
+            over = true;
+            return extended;
         }
 
-        private synchronized void finish() {
+        private void checkValid() {
             if (over)
                 throw new IllegalStateException(lock + " was unlocked or extended before");
-            over = true;
         }
     }
 }
