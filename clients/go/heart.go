@@ -209,17 +209,13 @@ func (k *kept) lose(why string) {
 	k.setLost(why)
 }
 
-func (k *kept) newLoss(why string) error {
-	return newError(LockLost, "55L01", k.what()+" was lost: "+why, nil)
-}
-
 // Caller holds mu, also for each of the following unexported functions that does not lock it.
 func (k *kept) setLost(why string) {
 	if k.loss != nil {
 		return
 	}
 	what := k.what()
-	k.loss = k.newLoss(why)
+	k.loss = newError(LockLost, "55L01", what+" was lost: "+why, nil)
 	k.cancel(k.loss)
 	for _, call := range k.callbacks {
 		go guarded(what, call)
@@ -543,7 +539,7 @@ func (p *pulse) rest(pause time.Duration) []*heart {
 func (p *pulse) serve(due []*heart) (bool, error) {
 	if p.conn == nil {
 		mu.Lock()
-		patience := p.shortest()
+		patience := longer(time.Second, p.shortest())
 		mu.Unlock()
 		conn, done, err := p.server.connect(p.ctx, "dlock heartbeat", patience)
 		if err != nil {

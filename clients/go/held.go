@@ -76,6 +76,11 @@ func (k *kept) sendHeld(send func() (row, trial, error)) error {
 	}
 	mu.Lock()
 	defer mu.Unlock()
+	return k.ended(since)
+}
+
+// ended is called after an answer that the server has ended the hold. Caller holds mu.
+func (k *kept) ended(since time.Duration) error {
 	if k.state != isHeld || k.since != since {
 		return newError(WrongState, "55000", k.what()+" was released", nil)
 	}
@@ -153,7 +158,7 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 		mu.Unlock()
 		return err
 	}
-	next, life, interval, deadline := *o, h.life, h.interval, h.deadline
+	since, next, life, interval, deadline := k.since, *o, h.life, h.interval, h.deadline
 	mostLife, mostInterval := h.mostLife, h.mostInterval
 	var sends []named
 	if ttl != 0 {
@@ -183,18 +188,12 @@ func (k *kept) renew(ctx context.Context, ttl time.Duration, o *options,
 	if err != nil {
 		return err
 	}
-	same := k.heart == h // otherwise it has been released, and acquired again
 	if answer.isNull(0) {
-		const ended = "the server has ended its lease"
-		if !same {
-			return k.newLoss(ended)
-		}
-		k.setLost(ended)
-		return k.loss
+		return k.ended(since)
 	}
 	if ttl != 0 {
 		life, interval = ttl-next.margin, next.interval
-		if same {
+		if k.heart == h { // otherwise it has been released, and acquired again
 			o.ttl, o.interval, o.margin = next.ttl, next.interval, next.margin
 		}
 	}

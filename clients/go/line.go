@@ -144,14 +144,9 @@ func call(name string, options []named, values ...any) statement {
 	return plain("SELECT "+name+"("+strings.Join(places, ", ")+")", values...)
 }
 
-type hostTimeoutKey struct{}
-
 // hostTimeout is the time that a host has to answer. All hosts that are left share the time until the context's end.
 func hostTimeout(ctx context.Context, left int) time.Duration {
 	timeout := 10 * time.Second
-	if patience, ok := ctx.Value(hostTimeoutKey{}).(time.Duration); ok {
-		timeout = longer(time.Second, shorter(patience, timeout))
-	}
 	if end, ok := ctx.Deadline(); ok {
 		timeout = shorter(timeout, time.Until(end)/time.Duration(left))
 	}
@@ -277,9 +272,7 @@ func (l *line) once(ctx context.Context, s func() statement, until, end, limit t
 }
 
 func (l *line) open(ctx context.Context, end time.Duration) error {
-	bounded, cancel := context.WithTimeout(ctx, end-Now())
-	defer cancel()
-	conn, done, err := l.server.connect(bounded, "dlock", end-Now())
+	conn, done, err := l.server.connect(ctx, "dlock", end-Now())
 	if err != nil {
 		return err
 	}

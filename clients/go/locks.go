@@ -87,14 +87,14 @@ func (locks *Locks) line(server *Server) *line {
 	return &line{server: server, patience: locks.Patience}
 }
 
+// connect takes at most this patience, which the hosts of a DSN share.
 func (server *Server) connect(ctx context.Context, name string, patience time.Duration) (connection, func(), error) {
-	ctx = context.WithValue(ctx, hostTimeoutKey{}, patience)
 	if !server.own {
-		bounded, cancel := context.WithTimeout(ctx, hostTimeout(ctx, 1))
-		defer cancel()
-		ctx = bounded
+		patience = shorter(patience, hostTimeout(ctx, 1))
 	}
-	conn, done, err := server.Source(ctx, name)
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, done, err := server.Source(bounded, name)
 	return conn, done, ofOwn(err)
 }
 

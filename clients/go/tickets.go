@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -43,7 +44,8 @@ type Tickets struct {
 	order  []int64
 	watch  map[string]bool
 	round  time.Duration
-	closed bool
+
+	closed atomic.Bool
 
 	turn    sync.Mutex // protects what follows
 	wanting int        // the number of others that want the connection
@@ -200,8 +202,8 @@ func or[T any](value, other *T) *T {
 
 // Close ends the session's tickets. A lease keeps its own.
 func (t *Tickets) Close() error {
+	t.closed.Store(true) // ends the retries of another call
 	return t.use(background, "", func() error {
-		t.closed = true
 		t.line.drop()
 		return nil
 	})
@@ -328,7 +330,7 @@ func (t *Tickets) tickets() (all []int64) {
 
 // session returns the connection, or a new one if it broke. Tickets of a lease stay; tickets of the session are lost.
 func (t *Tickets) session(ctx context.Context) (connection, error) {
-	if t.closed {
+	if t.closed.Load() {
 		return nil, newError(WrongState, "55000", "the tickets are closed", nil)
 	}
 	if t.last != nil && !isEnded(t.last) {
@@ -350,10 +352,13 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 	}
 	for _, ticket := range t.tickets() {
 		answer, err := ask(background, conn, t.places[ticket].s, after(grace))
-		if err != nil {
+		again := answer.number(0)
+		switch {
+		case isA(err, LockLost, WrongState): // the lease has ended, or another client holds the lock with other slots
+			t.forget(ticket, "lost")
+		case err != nil:
 			return nil, err
-		}
-		if again := answer.number(0); again != ticket {
+		case again != ticket:
 			if _, err = ask(background, conn, call("dlock_release_ticket", nil, again), after(grace)); err != nil {
 				return nil, err
 			}
@@ -369,8 +374,10 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 	return conn, nil
 }
 
-// ask executes a call, again over another connection if one breaks. Then an earlier attempt is in doubt.
+// ask executes a call, again over another connection if one breaks, until the patience ends. Then an earlier attempt is
+// in doubt.
 func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
+	end, waits := after(t.line.patience), newPauses(2*time.Second)
 	for doubt := false; ; doubt = true {
 		conn, err := t.session(ctx)
 		t.line.doubt = doubt
@@ -382,10 +389,14 @@ func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
 			return answer, err
 		}
 		t.line.drop()
-		t.last = nil
+		t.last, t.line.doubt = nil, true
 		if ctx.Err() != nil {
 			return nil, cancelled(ctx)
 		}
+		if Now() >= end {
+			return nil, err
+		}
+		sleep(ctx, waits.take())
 	}
 }
 
