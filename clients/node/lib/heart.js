@@ -121,10 +121,7 @@ export class Kept {
         if (debt) paid(debt);
       }
     }
-    if (kept === null) {
-      this.lose('the server has ended its lease', loss);
-      throw loss.signal.reason;
-    }
+    if (kept === null) this.#gone(loss);
     if (ttl === undefined) {
       heart.changed(sent, life, every);
       return;
@@ -143,14 +140,18 @@ export class Kept {
   async sendHeld(statement) {
     const loss = this.#loss;
     const [held] = await this.send(statement);
-    if (held) return;
+    if (!held) this.#gone(loss);
+  }
+
+  // After an answer that the server has ended the hold
+  #gone(loss) {
     if (this.state !== 'held' || this.#loss !== loss) throw new WrongState(`${this} was released`, '55000');
     this.lose('the server has ended it');
     this.checkLost();
   }
 
-  lose(why, loss = this.#loss) {
-    loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
+  lose(why) {
+    this.#loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
   }
 }
 

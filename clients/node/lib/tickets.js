@@ -1,9 +1,10 @@
 // Places in many queues, and watched locks, over one connection
 
 import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { BadArgument, ConnectionLost, DlockError, LockLost, WrongState, cancelled, isUnsure } from './errors.js';
 import { inTime } from './source.js';
-import { GRACE, ask as askOver, call, now } from './wire.js';
+import { GRACE, ask as askOver, call, now, pauses } from './wire.js';
 
 // Milliseconds between queries that make up for lost notifications
 const ROUND = 60000;
@@ -215,19 +216,25 @@ export class Tickets {
     return client;
   }
 
-  // Executes a call, again over a new connection if one breaks
+  // Executes a call, again over a new connection if one breaks, until the patience ends
   async #kept(statement) {
-    for (let doubt = false;; doubt = true)
+    const end = now() + this.#line.patience;
+    let doubt = false;
+    for (const pause of pauses()) {
       try {
         return await ask(await this.#session(), statement);
       } catch (error) {
         // without a client, no connection could be made in time
-        if (!(error instanceof ConnectionLost) || !this.#line.client) {
-          if (error instanceof DlockError) error.doubt = doubt; // an earlier attempt may have been executed
+        const broken = error instanceof ConnectionLost && this.#line.client;
+        if (broken) doubt = this.#client.ended = true;
+        if (!broken || now() >= end) {
+          if (error instanceof DlockError) error.doubt = doubt; // an attempt may have been executed
           throw error;
         }
-        this.#client.ended = true;
       }
+      await sleep(pause);
+    }
+    return undefined;
   }
 
   async #listen() {

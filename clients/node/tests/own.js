@@ -582,11 +582,25 @@ tests['renew: an answer for an earlier hold does not concern the next one'] = as
     await lock.release();
     await lock.acquire();
     answer([kept, now()]);
-    await (kept === null ? assert.rejects(renewed, LockLost) : renewed);
+    await (kept === null ? assert.rejects(renewed, WrongState) : renewed);
     lock.check();
     assert.equal(lock.ttl, 3_600_000);
     await lock.release();
   }
+};
+
+tests['renew: an answer during the release is no loss'] = async () => {
+  let answer, renewed;
+  const lock = passing('dlock_release_ticket', () => {
+    answer([null, now()]);
+    return renewed;
+  }).lock('a', { ttl: 3_600_000 });
+  await lock.acquire();
+  lock.send = () => new Promise((answered) => { answer = answered; });
+  renewed = assert.rejects(lock.renew(), WrongState);
+  await sleep(0);
+  await lock.release();
+  assert(!lock.lost.aborted);
 };
 
 tests['setInfo: an answer for an earlier hold does not concern the next one'] = async () => {
@@ -697,6 +711,18 @@ tests['tickets of a lease: the heartbeat gives back what was broken off'] = asyn
     await terminate();
     await assert.rejects(tickets.release(ticket), NotAllowed);
     down = false;
+    await until(() => isFree('a'));
+    await tickets.close();
+  });
+};
+
+tests['tickets of a lease: an enqueue without an answer is repeated only until the patience ends'] = async () => {
+  let refusals = 1;
+  const failing = passing('dlock_lease_enqueue', () => { if (refusals-- > 0) throw new ConnectionLost('no answer'); });
+  failing.patience = 0;
+  await failing.lease(KEPT).run(async (lease) => {
+    const tickets = failing.tickets({ lease });
+    await assert.rejects(tickets.enqueue('a'), ConnectionLost);
     await until(() => isFree('a'));
     await tickets.close();
   });
