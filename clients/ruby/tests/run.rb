@@ -15,6 +15,11 @@ class Account < ActiveRecord::Base
   self.table_name = 'account'
 end
 
+# Has connections of its own
+class Other < ActiveRecord::Base
+  establish_connection(adapter: 'postgresql', username: 'app', pool: 1)
+end
+
 ADMIN = PG.connect
 ROWS = {} # rubocop:disable Style/MutableConstant
 PATIENCE = Integer(ENV.fetch('PG_TEST_TIMEOUT_DEFAULT'))
@@ -371,18 +376,15 @@ row :change_reopened do
   end
 end
 
-# A debt stays until its own ticket is released, also in a child, and the oldest of too many is forgotten.
+# The debt of one call stays when another call is settled, also in a child, and the oldest of too many is forgotten.
 row :debts do
-  debt = Dlock::Debt.note(0, 7)
-  expect(Dlock::Debt.note(0, 7), debt)
-  debt.paid(8)
-  expect(debt.owed?)
+  debt, settled = Array.new(2) { Dlock::Debt.note(0, 7) }
+  settled.paid
+  expect([debt, settled].map(&:owed?), [true, false])
   child = fork { exit!(debt.owed?) }
   expect(Process.wait2(child)[1].success?)
-  both = Dlock::Debt.note(0, 8)
-  expect([both.ticket, debt.owed?, both.owed?], [nil, false, true])
   (1..Dlock::Debt::MOST).each { |account| Dlock::Debt.note(account, nil) }
-  expect([both.owed?, Dlock::Debt.of(1).owed?], [false, true])
+  expect([debt.owed?, Dlock::Debt.of(1).owed?], [false, true])
   (1..Dlock::Debt::MOST).each { |account| Dlock::Debt.of(account).paid }
   expect(Dlock::Debt.all, {})
 end
@@ -393,7 +395,7 @@ row :release_noted do
   job.acquire
   noted = nil
   job.instance_variable_get(:@line).define_singleton_method(:ask_once) do |*values|
-    noted = Dlock::Debt.all.values.map(&:ticket) if values[0][0].include?('dlock_release_ticket')
+    noted = Dlock::Debt.all.values.flatten.map(&:ticket) if values[0][0].include?('dlock_release_ticket')
     super(*values)
   end
   fence = job.fence
@@ -656,6 +658,21 @@ row :state_broken_off do
   expect(lease.held?, false)
 end
 
+# The same if the exception arrives when the request has returned.
+row :request_broken_off do
+  app do |db|
+    [db, Account.connection].each do |source|
+      held = lock(source, 'plain')
+      held.instance_variable_get(:@database).define_singleton_method(:request) do |*values, **options, &keep|
+        super(*values, **options, &keep)
+        raise Boom
+      end
+      raises(Boom) { held.acquire }
+      expect(left('plain'), 0)
+    end
+  end
+end
+
 # The same if there can be no thread for the call.
 row :no_thread do
   thread = Dlock::Task.method(:thread)
@@ -680,6 +697,43 @@ row :no_thread do
   lease.open
   without.call { lease.close }
   lease.close
+end
+
+# If the server does not answer an interrupted call, its connection is closed.
+row :release_broken_off do
+  connected(user: 'app', options: '-c search_path=late,public') do |db|
+    held = lock(db, 'plain').acquire
+    ADMIN.exec("INSERT INTO late.waits VALUES ('dlock_release_ticket'); SELECT pg_advisory_lock(18)")
+    releasing = Thread.new { raises(Boom) { held.release } }
+    wait_until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+    releasing.raise(Boom)
+    releasing.join
+    sleep 0.01 until db.finished?
+  ensure
+    ADMIN.exec('DELETE FROM late.waits; SELECT pg_advisory_unlock(18)')
+  end
+  wait_until('SELECT count(*) = 0 FROM dlock_locks')
+end
+
+# If there can be no thread for a callback, the watcher goes on, and calls back later.
+row :callback_no_thread do
+  thread = Dlock::Task.method(:thread)
+  refused = Queue.new
+  told = Queue.new
+  raises(Dlock::LockLost, '55L01') do
+    lease.synchronize do |lease|
+      2.times { lease.on_lost { |lost| told << lost.id } }
+      Dlock::Task.define_singleton_method(:thread) do
+        refused << true
+        raise ThreadError
+      end
+      lease.heart.instance_variable_set(:@deadline, 0)
+      2.times { refused.pop }
+    ensure
+      Dlock::Task.define_singleton_method(:thread, thread)
+    end
+  end
+  expect(Array.new(2) { ask('SELECT dlock_lease_close($1)', told.pop) }, ['0', nil])
 end
 
 # No heartbeat renews a lease that was not opened.
@@ -756,6 +810,43 @@ row :enqueue_again do
     raises(Boom) { tickets.enqueue('queue', owner: 'me', info: 'again') }
     expect(lease.heart.owed, {})
     expect(tickets.instance_variable_get(:@places).keys, [ticket])
+    tickets.close
+  end
+end
+
+# A ticket that the server does not give again is lost, and the others stay.
+row :ticket_refused do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    gone = tickets.enqueue('queue', slots: 2)
+    kept = tickets.enqueue('kept')
+    2.times { expect(tickets.next(0).event, 'granted') }
+    tickets.instance_variable_get(:@line).drop
+    ask('SELECT dlock_force_release($1)', gone)
+    app do |db|
+      lock(db, 'queue', slots: 3).synchronize do
+        event = tickets.next(0)
+        expect([event.event, event.ticket], ['lost', gone])
+      end
+    end
+    tickets.release(kept)
+    tickets.close
+  end
+end
+
+# A child does not end its parent's tickets.
+row :tickets_forked do
+  lease.synchronize do |lease|
+    tickets = lease.tickets
+    ticket = tickets.enqueue('queue')
+    child = fork do
+      raises(Dlock::LockLost, '55L01') { tickets.release(ticket) }
+      exit!(true)
+    ensure
+      exit!(false)
+    end
+    expect(Process.wait2(child)[1].success?)
+    expect(left('queue'), 1)
     tickets.close
   end
 end
@@ -949,6 +1040,13 @@ row :with_advisory_lock_nested do
   expect(fences[0] < fences[1])
 end
 
+# A nested call does not rely on the lock of another connection.
+row :with_advisory_lock_nested_elsewhere do
+  Account.with_advisory_lock('model') do
+    expect([Other.with_advisory_lock('model', 0) { 7 }, Other.advisory_lock_exists?('model')], [false, true])
+  end
+end
+
 row :with_advisory_lock_shared do
   Account.with_advisory_lock('model', shared: true) do
     Thread.new do
@@ -1002,6 +1100,13 @@ row :with_advisory_lock_broken_off do
     expect(left('model'), 1)
     expect(Account.count, 1)
   end
+  expect(free?('model'))
+
+  # before the block
+  kind = Dlock::WithAdvisoryLock::AdvisoryLock
+  kind.define_method(:try_acquire) { super().tap { raise Boom } }
+  raises(Boom) { Account.with_advisory_lock('model') { 7 } }
+  kind.remove_method(:try_acquire)
   expect(free?('model'))
 end
 

@@ -27,8 +27,8 @@ module Dlock
       Thread.current[:dlock_stack] ||= []
     end
 
-    def self.holds?(name, shared)
-      stack.any? { |lock| lock.name == name.to_s && lock.shared? == (shared ? true : false) }
+    def self.holds?(pool, name, shared)
+      stack.any? { |lock| lock.pool == pool && lock.name == name.to_s && lock.shared? == (shared ? true : false) }
     end
 
     def self.options(given)
@@ -60,17 +60,16 @@ module Dlock
         options = WithAdvisoryLock.options(options)
         return uncached { with_advisory_lock_result(lock_name, options.except(:disable_query_cache), &block) } if
           options[:disable_query_cache]
-        return Result.new(true, yield) if WithAdvisoryLock.holds?(lock_name, options[:shared])
+        return Result.new(true, yield) if WithAdvisoryLock.holds?(connection_pool, lock_name, options[:shared])
 
         connection_pool.with_connection do |connection|
-          lock = AdvisoryLock.new(connection, lock_name, options)
-          lock.try_acquire ? Result.new(true, lock.run(&block)) : Result.new(false, nil)
+          AdvisoryLock.new(connection, lock_name, options).run(&block)
         end
       end
 
       # Must an acquire wait?
       def advisory_lock_exists?(lock_name)
-        return true if WithAdvisoryLock.stack.any? { |lock| lock.name == lock_name.to_s }
+        return true if [true, false].any? { |shared| WithAdvisoryLock.holds?(connection_pool, lock_name, shared) }
 
         !with_advisory_lock_result(lock_name, timeout_seconds: 0) {}.lock_was_acquired?
       end
@@ -112,10 +111,18 @@ module Dlock
         @shared
       end
 
-      # Returns the result of the block. Raises LockLost if the lock was lost during the block.
-      def run(&block)
-        WithAdvisoryLock.stack.push(self)
-        during { block.call }
+      def pool
+        @connection.pool
+      end
+
+      # Returns a Result. Raises LockLost if the lock was lost during the block.
+      def run
+        leaving(-> { release if held? }) do
+          next Result.new(false, nil) unless try_acquire
+
+          WithAdvisoryLock.stack.push(self)
+          Result.new(true, yield)
+        end
       ensure
         WithAdvisoryLock.stack.delete_if { |lock| lock.equal?(self) }
       end

@@ -21,40 +21,55 @@ module Dlock
       ask(Wire.call(function, *values, **options))
     end
 
+    # If an exception interrupts this, and the server does not answer soon, closes the connection. Otherwise the task's
+    # thread would read the answers to the program's statements.
     def ask(statement)
-      Task.run(stops: false) { Wire.ask(@connection, statement, FOREVER).first }
+      Task.run(stops: false) do |till|
+        Wire.ask(@connection, statement, till).first
+      ensure
+        @connection.finish if till.call < FOREVER && Wire.busy?(@connection)
+      end
     end
 
-    # Calls a function that requests locks. If an exception interrupts this, cancels the request on the server, too, and
-    # releases a lock that was granted nevertheless.
-    def request(function, *values, **options)
+    # Calls a function that requests locks, and yields its value. If an exception interrupts this, cancels the request
+    # on the server, too, and releases a lock that was granted nevertheless. The caller releases the value that was
+    # yielded last.
+    def request(function, *values, **options, &keep)
       statement = Wire.call(function, *values, **options)
-      Task.run(method(:release)) do
-        Wire.ask(@connection, statement, FOREVER).first
+      undo = lambda do |answer|
+        keep.call(nil)
+        release(answer, @connection)
+      end
+      Task.run(undo) do
+        Wire.ask(@connection, statement, FOREVER).first.tap(&keep)
       rescue Stop => e
-        clear(e.answer)
+        clear(e.answer, @connection)
         raise
       end
     end
 
     # Releases one ticket, or an array of tickets.
     def undo(answer)
-      Task.run(stops: false) { release(answer) }
+      connection = raw
+      Task.run(stops: false) { release(answer, connection) }
     end
 
     private
 
-    # Undoes an interrupted request, or closes the connection.
-    def clear(answer)
-      Wire.idle?(raw) ? release(answer&.first) : raw.finish
+    # Undoes an interrupted request. Closes the connection if the answer is not known.
+    def clear(answer, connection)
+      return release(answer&.first, connection) if Wire.idle?(connection) && answer != []
+
+      connection.finish unless connection.finished?
     end
 
-    def release(answer)
+    # Closes the connection if it may still hold the lock.
+    def release(answer, connection)
       Wire.numbers(answer.to_s).each do |ticket|
-        Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
+        Wire.ask(connection, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
       end
     rescue Error
-      nil # the connection is closed
+      connection.finish unless connection.finished?
     end
 
     def raw
@@ -65,19 +80,24 @@ module Dlock
   # Over ActiveRecord, without its query cache
   class RecordDatabase < Database
     def ask(statement)
-      Dlock.translated { execute(*statement) }
+      select(quote(*statement))
     end
 
     def request(function, *values, **options)
+      sql = quote(*Wire.call(function, *values, **options))
       answered = false
-      value = call(function, *values, **options)
+      value = select(sql)
+      yield value
       answered = true
       value
     rescue Error
       answered = true
       raise
     ensure
-      Task.run(stops: false) { clear(Wire.obey(raw)) } unless answered
+      unless answered
+        connection = raw
+        Task.run(stops: false) { clear(Wire.obey(connection), connection) }
+      end
     end
 
     private
@@ -86,10 +106,13 @@ module Dlock
       @connection.raw_connection
     end
 
-    def execute(sql, values)
+    def quote(sql, values)
       values = values.map { |value| value.is_a?(Seconds) ? value.to_s : value }
-      sql = sql.gsub(/\$(\d+)/) { @connection.quote(values[Regexp.last_match(1).to_i - 1]) }
-      @connection.uncached { @connection.select_value(sql, 'dlock') }
+      Dlock.translated { sql.gsub(/\$(\d+)/) { @connection.quote(values[Regexp.last_match(1).to_i - 1]) } }
+    end
+
+    def select(sql)
+      Dlock.translated { @connection.uncached { @connection.select_value(sql, 'dlock') } }
     end
   end
 

@@ -119,7 +119,7 @@ module Dlock
       rescue Error => e
         unless e.doubt # it was answered, or not sent
           heart.limit(most)
-          debt&.paid if most == FOREVER
+          debt&.paid
           # otherwise the server may have changed the ttl
           if [BadArgument, NotAllowed, ConnectionLost].any? { |kind| e.is_a?(kind) }
             heart.changed(before - life, life, interval, most, heart.due)
@@ -128,7 +128,7 @@ module Dlock
         raise
       end
       most = heart.most if doubt
-      debt&.paid if most == FOREVER
+      debt&.paid unless doubt
       Dlock.guarded { set_lost('the server has ended its lease') if @heart.equal?(heart) } unless kept
       check_hold(heart)
       @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
@@ -201,9 +201,9 @@ module Dlock
           released = line.ask(statement, till: till).first || line.doubt
           # the owner's next request may have paid the debt
           lose('the server has ended it') unless released || (debt && !debt.owed?)
-          debt&.paid(@fence)
+          debt&.paid
         rescue ConnectionLost, NotPrimary => e
-          e.doubt || heart.most < FOREVER ? owe(@fence) : debt&.paid(@fence)
+          debt&.paid unless e.doubt
           raise if Dlock.now < till
 
           lose("there is no connection: #{e.message}")
@@ -231,12 +231,15 @@ module Dlock
       end
     end
 
+    # Calls back in a new thread. If there can be none, the watcher tries again.
     def tell(callback, news = self)
       Task.thread do
         callback.call(news)
       rescue Exception => e # rubocop:disable Lint/RescueException
         warn "dlock: callback of #{self}: #{e.full_message(highlight: false)}"
       end
+    rescue ThreadError
+      Heart.untold << -> { tell(callback, news) }
     end
 
     def observe(what, since, error = nil)
@@ -252,9 +255,10 @@ module Dlock
     attr_accessor :due
 
     @all = {}.compare_by_identity
+    @untold = []
 
     class << self
-      attr_reader :all
+      attr_reader :all, :untold
 
       # The caller holds GUARD.
       def watch
@@ -264,6 +268,7 @@ module Dlock
 
       def forked
         @all.clear
+        @untold.clear
         Pulse.all.clear
         @watcher = nil
       end
@@ -273,6 +278,7 @@ module Dlock
       def look_at_all
         loop do
           @all.keys.each(&:look)
+          @untold.shift(@untold.size).each(&:call)
           next_one = @all.each_key.map(&:deadline).min || FOREVER
           MOVED.wait(GUARD, (next_one - Dlock.now).clamp(0.001, GLANCE))
         end
@@ -381,26 +387,26 @@ module Dlock
   end
 
   # A release, an undo or a renewal without an answer. The server may execute it at any later time, and then ends what
-  # the owner has. So the owner's next request must not get the same ticket: it first releases that ticket. Only a lock
-  # with a ttl of its own, whose owner the program gives, has debts. A forked child keeps its parent's debts.
+  # the owner has. So the owner's next request must not get the same ticket: it first releases that ticket. Each call
+  # owes for itself, because an answer to one call does not settle another call. Only a lock with a ttl of its own,
+  # whose owner the program gives, has debts. A forked child keeps its parent's debts.
   class Debt
-    MOST = 10_000 # the newest ones are kept
+    MOST = 10_000 # accounts; the newest ones are kept
 
-    @all = {} # by account: source, name and owner
+    @all = {} # arrays by account: source, name and owner
 
     class << self
       attr_reader :all
 
       def of(account)
-        Dlock.guarded { @all[account] }
+        Dlock.guarded { @all[account]&.first }
       end
 
       def note(account, ticket)
         Dlock.guarded do
-          debt = @all[account]
-          @all[account] = new(account, debt ? nil : ticket) unless debt && debt.ticket == ticket
+          (@all[account] ||= []) << (debt = new(account, ticket))
           @all.shift while @all.size > MOST
-          @all[account]
+          debt
         end
       end
     end
@@ -413,12 +419,15 @@ module Dlock
     end
 
     def owed?
-      Debt.of(@account).equal?(self)
+      Dlock.guarded { Debt.all[@account]&.include?(self) || false }
     end
 
     # After any answer to the release of this ticket, or after an undo
-    def paid(released = @ticket)
-      Dlock.guarded { Debt.all.delete(@account) if released == @ticket && Debt.all[@account].equal?(self) }
+    def paid
+      Dlock.guarded do
+        debts = Debt.all[@account]
+        Debt.all.delete(@account) if debts&.delete(self) && debts.empty?
+      end
     end
   end
 

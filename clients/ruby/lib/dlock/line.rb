@@ -10,10 +10,14 @@ module Dlock
 
     module_function
 
-    # Is no statement in progress?
+    # Is a statement in progress?
+    def busy?(connection)
+      !connection.finished? && connection.transaction_status == PG::PQTRANS_ACTIVE
+    end
+
+    # Can the next statement be sent?
     def idle?(connection)
-      !connection.finished? && connection.status == PG::CONNECTION_OK &&
-        connection.transaction_status != PG::PQTRANS_ACTIVE
+      !connection.finished? && connection.status == PG::CONNECTION_OK && !busy?(connection)
     end
 
     # Returns the first row. If the task is stopped, cancels the statement on the server, too. After ConnectionLost, the
@@ -94,13 +98,16 @@ module Dlock
       raise ConnectionLost, e.message if connection.finished?
     end
 
-    # Cancels an interrupted statement. Returns its row if the statement succeeded nevertheless.
+    # Cancels an interrupted statement. Returns its row if the statement succeeded nevertheless; an empty row if that is
+    # not known.
     def obey(connection)
       till = Dlock.now + OBEY
       cancel = Task.thread { connection.cancel }
       heard = cancel.join(OBEY)
       cancel.kill
-      answer(connection, till) if heard # otherwise the cancel could hit the next statement
+      return [] unless heard # the cancel could hit the next statement
+
+      answer(connection, till)
     rescue PG::Error, Error, IOError, SystemCallError
       nil
     end

@@ -126,10 +126,6 @@ module Dlock
       @lease || @ttl
     end
 
-    def during(&block)
-      leaving(-> { release if held? }, &block)
-    end
-
     def take(mine)
       return take_here(mine) if @database
 
@@ -154,8 +150,8 @@ module Dlock
       turn('not held', 'asked for', mine)
       begin_wait
       @fence = nil
-      @fence = @database.request("dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire", @name,
-                                 timeout: Seconds.of(@timeout), **@options)
+      @database.request("dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire", @name,
+                        timeout: Seconds.of(@timeout), **@options) { |fence| @fence = fence }
       raise LockTimeout.new("#{self} is not free", '55P03') unless @fence
 
       begin_hold
@@ -207,12 +203,12 @@ module Dlock
 
     # Releases what the owner must not get again.
     def pay
-      debt = Debt.of(@account)
-      return unless debt
-      return undo(@owner, nil, @until + GRACE, debt) unless debt.ticket
+      while (debt = Debt.of(@account))
+        next undo(@owner, nil, @until + GRACE, debt) unless debt.ticket
 
-      @line.ask(Wire.call('dlock_release_ticket', debt.ticket), till: @until + GRACE)
-      debt.paid
+        @line.ask(Wire.call('dlock_release_ticket', debt.ticket), till: @until + GRACE)
+        debt.paid
+      end
     end
 
     # Releases what a request has acquired, unless another request has paid the debt.
@@ -357,14 +353,14 @@ module Dlock
     names = names.uniq
     database = Database.for(connection)
     locks = names.map { |name| Lock.new(database, name, transaction: transaction) }
-    fences = database.request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all", Wire.array(names),
-                              timeout: Seconds.of(timeout), shared: shared, info: info)
+    fences = held = nil
+    database.request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all", Wire.array(names),
+                     timeout: Seconds.of(timeout), shared: shared, info: info) { |answer| fences = answer }
     raise LockTimeout.new("not all of #{names} are free", '55P03') unless fences
 
-    locks.zip(Wire.numbers(fences)).map { |lock, fence| lock.hold(fence) }
-  rescue Exception # rubocop:disable Lint/RescueException
-    database.undo(fences) if fences
-    raise
+    held = locks.zip(Wire.numbers(fences)).map { |lock, fence| lock.hold(fence) }
+  ensure
+    database.undo(fences) if fences && !held
   end
 
   # For a pool that gets a connection back: rolls back, and releases forgotten locks

@@ -167,7 +167,7 @@ module Dlock
     end
 
     def conclude
-      value = @work.call
+      value = @work.call(method(:till))
       stopped = @mutex.synchronize do
         @ended = true unless @stopped
         @stopped
@@ -182,13 +182,18 @@ module Dlock
       [nil, e]
     end
 
+    # The time until which the work may wait, which changes when the caller is interrupted
+    def till
+      @left ? @left + UNDO : FOREVER
+    end
+
     # The exception arrived after the work, but before the caller had the result.
     def undo_late
       value, error = @outcome.see
       return if error || @undo.nil? || @undone
 
       @undone = true
-      undo = Task.new(nil, false, -> { @undo.call(value) })
+      undo = Task.new(nil, false, ->(_) { @undo.call(value) })
       undo.start
       @outcome = undo.outcome
     end

@@ -26,6 +26,7 @@ module Dlock
       @places = {}
       @watched = {}
       @round = Dlock.now + ROUND
+      @pid = Process.pid
       @ears, @mouth = IO.pipe # ends the wait of next
     end
 
@@ -209,6 +210,7 @@ module Dlock
     # Connects again if the connection broke. Tickets of a lease stay; tickets of the session are lost.
     def session
       raise WrongState.new('the tickets are closed', '55000') if @closed
+      raise LockLost.new("the tickets are the parent process's", '55L01') if @lease && @pid != Process.pid
       return if @line.connection
 
       if !@lease && !@places.empty?
@@ -229,6 +231,8 @@ module Dlock
       return confirm(ticket) if again == ticket
 
       say(Wire.call('dlock_release_ticket', again))
+      forget(ticket, 'lost')
+    rescue LockLost, WrongState # the lease has ended, or another client holds the lock with other slots
       forget(ticket, 'lost')
     end
 
