@@ -84,14 +84,14 @@ quiet()
 	return "$status"
 }
 
-# progress TITLE STATE COMMAND...: as quiet, but meanwhile shows the time
+# with_progress TITLE STATE COMMAND...: as quiet, but meanwhile shows the time
 # taken, and the output of STATE, a command that reads the output so far.
 #
 # Shows one changing line at a terminal, or else a line every ten seconds.  The
 # command runs in the foreground, so that an interrupt reaches it.  Until apt
 # has printed something, the line stays, because sudo may ask for a password
 # there.
-progress()
+with_progress()
 {
 	local title=$1 state=$2 log status=0 start=$SECONDS pid
 
@@ -133,7 +133,7 @@ show_progress()
 	done
 }
 
-# States for progress: none, and that of apt_install, from its last line like
+# States for with_progress: none, and that of apt_install, from its last line like
 #	dlstatus:1:20.6:Retrieving file 7 of 34 (9s remaining)
 #	pmstatus:gcc-12:43.1:Unpacking gcc-12 (amd64)
 no_state() { :; }
@@ -274,7 +274,7 @@ updated=
 update_lists()
 {
 	if [ -z "$updated" ] && command -v apt-get >/dev/null; then
-		progress 'Reading the lists of packages' apt_state \
+		with_progress 'Reading the lists of packages' apt_state \
 			as_root apt-get -q update ||
 			printf 'going on with the lists of packages that are there\n'
 	fi
@@ -336,7 +336,7 @@ install_packages()
 "
 	update_lists
 	printf 'These packages are missing: %s\n' "$*" | fold -s -w 79
-	progress 'Installing packages' apt_state as_root \
+	with_progress 'Installing packages' apt_state as_root \
 		bash -c "$(declare -f apt_install); apt_install \"\$@\"" bash "$@"
 }
 
