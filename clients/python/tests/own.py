@@ -25,8 +25,9 @@ from python_stack import (
 
 import dlock
 from dlock.callers import run
+from dlock.heart import Debt
 from dlock.lines import now
-from dlock.sources import hosts_of
+from dlock.sources import Dsn, hosts_of
 
 try:
     import psycopg_pool
@@ -1281,6 +1282,16 @@ class Rest(StackTest, unittest.TestCase):
                     tickets.release(ticket)
             tickets.release(ticket)
             self.assertTrue(is_free('a'))
+
+    def test_debts(self):
+        """the debt of one call stays when another call is settled"""
+        debt = Debt(Dsn('of this test'), 'a', 'me')
+        debt.owe(7)
+        debt.owe(7)
+        debt.paid(7)
+        self.assertEqual(debt.ticket, 7)
+        debt.paid(7)
+        self.assertIsNone(debt.ticket)
 
     def test_events_lost(self):
         """Tickets of a session: no event of a lost ticket follows the loss"""
