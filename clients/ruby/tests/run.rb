@@ -947,6 +947,7 @@ row :round_silent do
   silent.call(ours)
   raises(Dlock::LockLost, '55L01') { ours.next(0) }
   ours.close
+  wait_until('SELECT count(*) = 0 FROM dlock_locks')
 
   watching = Dlock::Locks.new('').watch('queue')
   expect(watching.next(PATIENCE).event, 'free')
