@@ -75,10 +75,10 @@ static void explain_cancel(void *arg);
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
- * Returns the index of the first watched ticket that no longer holds its lock,
- * or -1.  Takes no lock, raises no error, and may be called in a signal handler.
+ * Returns the first watched ticket that no longer holds its lock, or NULL.
+ * Takes no lock, raises no error, and may be called in a signal handler.
  */
-static int
+static const Watched *
 find_lost(void)
 {
 	for (int i = 0; i < num_watched; i++)
@@ -87,9 +87,9 @@ find_lost(void)
 
 		if (pg_atomic_read_u32(&one->ticket->state) != DLOCK_GRANTED ||
 			(one->lease && dlock_lease_has_run_out(one->lease)))
-			return i;
+			return one;
 	}
-	return -1;
+	return NULL;
 }
 
 /*
@@ -157,12 +157,12 @@ put_explanation_in_handler(void)
 static void
 look_at_guards(void)
 {
-	int			lost;
+	const Watched *lost;
 
 	if (!dlock_cancel_lost_guards || !is_cancelable() ||
-		(lost = find_lost()) < 0 || !put_explanation_in_handler())
+		(lost = find_lost()) == NULL || !put_explanation_in_handler())
 		return;
-	canceled_for = lost;
+	canceled_for = lost - watched;
 	exchange_cancel(false, CANCELED_HERE);
 	InterruptPending = true;
 }
@@ -227,11 +227,18 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 void
 dlock_cancel_unwatch(bool all)
 {
+	const Watched *lost;
+
 	if (num_watched == 0)
 		return;					/* a commit has ended all watches */
 	num_watched = all ? 0 : num_watched - 1;
-	if (canceled_for >= num_watched && (canceled_for = find_lost()) < 0)
-		exchange_cancel(CANCELED_HERE, false);
+	if (canceled_for >= num_watched)
+	{
+		lost = find_lost();
+		canceled_for = lost ? lost - watched : -1;
+		if (lost == NULL)
+			exchange_cancel(CANCELED_HERE, false);
+	}
 	if (num_watched == 0 && get_timeout_active(look_timeout))
 		disable_timeout(look_timeout, false);
 }
@@ -239,8 +246,6 @@ dlock_cancel_unwatch(bool all)
 static int
 explain(const Watched *lost)
 {
-	errmsg("canceling statement due to loss of lock \"%.*s\"",
-		   lost->key->length, lost->key->name);
 	errdetail("This transaction guards with fence %lld, which is not held any more, so it could not commit.",
 			  (long long) lost->ticket->number);
 	errhint("Roll back, acquire the lock again, and repeat the transaction.");
@@ -255,15 +260,17 @@ explain(const Watched *lost)
 void
 dlock_cancel_check(bool may_fail)
 {
-	int			lost;
+	const Watched *lost;
 
 	if (likely(num_watched == 0) || !dlock_cancel_lost_guards)
 		return;
-	lost = may_fail && num_watched <= MAX_LOOKED_AT ? find_lost() : -1;
-	if (lost >= 0)
+	lost = may_fail && num_watched <= MAX_LOOKED_AT ? find_lost() : NULL;
+	if (lost)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
-				 explain(&watched[lost])));
+				 errmsg("canceling statement due to loss of lock \"%.*s\"",
+						lost->key->length, lost->key->name),
+				 explain(lost)));
 	begin_looking();
 }
 
@@ -271,6 +278,12 @@ dlock_cancel_check(bool may_fail)
 static void
 explain_cancel(void *arg)
 {
-	if (unlikely(canceled_for >= 0) && geterrcode() == ERRCODE_QUERY_CANCELED)
-		explain(&watched[canceled_for]);
+	const Watched *lost;
+
+	if (likely(canceled_for < 0) || geterrcode() != ERRCODE_QUERY_CANCELED ||
+		(lost = find_lost()) == NULL)
+		return;
+	errmsg("canceling statement due to loss of lock \"%.*s\"",
+		   lost->key->length, lost->key->name);
+	explain(lost);
 }
