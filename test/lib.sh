@@ -133,7 +133,8 @@ show_progress()
 	done
 }
 
-# States for with_progress: none, and that of apt_install, from its last line like
+# States for with_progress: none, and that of apt_install, from its last line
+# like
 #	dlstatus:1:20.6:Retrieving file 7 of 34 (9s remaining)
 #	pmstatus:gcc-12:43.1:Unpacking gcc-12 (amd64)
 no_state() { :; }

@@ -255,8 +255,8 @@ type debtor struct {
 	request
 }
 
-// A debt is a release, an undo or a renewal without an answer. The server may execute it at any later time, and then ends what the
-// owner has. The owner's next request must not get the same ticket, so it first releases that ticket.
+// A debt is a release, an undo or a renewal without an answer. The server may execute it at any later time, and then
+// ends what the owner has. The owner's next request must not get the same ticket, so it first releases that ticket.
 type debt struct {
 	debtor
 	ticket int64 // 0 if it may be any ticket of the owner

@@ -391,6 +391,9 @@ func over(change func(config *pgx.ConnConfig)) *dlock.Locks {
 	return locks
 }
 
+// isTicket tells an answer with a ticket from an answer to the heartbeat.
+var isTicket = regexp.MustCompile("[0-9]{12}").Match
+
 // impatient has little patience, over connections that break when they send while it is away.
 func impatient(away *atomic.Bool) *dlock.Locks {
 	locks := wired(func(sent bool, _ []byte) error {
@@ -2251,7 +2254,6 @@ var own = []row{
 
 	// The heartbeat gives back a ticket whose enqueue or release was interrupted.
 	{"enqueue_owed", func() {
-		isTicket := regexp.MustCompile("[0-9]{12}").Match // not an answer to the heartbeat
 		var cancel context.CancelFunc
 		var asks atomic.Bool
 		lease := wired(func(sent bool, text []byte) error {
@@ -2292,7 +2294,6 @@ var own = []row{
 
 	// An enqueue without an answer is repeated until the patience ends, or until the tickets are closed.
 	{"enqueue_unanswered", func() {
-		isTicket := regexp.MustCompile("[0-9]{12}").Match // not an answer to the heartbeat
 		var asks atomic.Int64
 		var asked atomic.Bool
 		over := wired(func(sent bool, text []byte) error {

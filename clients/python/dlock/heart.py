@@ -25,7 +25,6 @@ log = logging.getLogger('dlock')
 
 LIFE = 0.99     # of a ttl; the rest is a margin
 LEAST = 0.1     # the server's least ttl
-UNLIMITED = float('inf')
 # Check the clock at least each second, because the clock by which threads wait
 # may stop while the machine sleeps.
 GLANCE = 1.0
@@ -231,7 +230,7 @@ class Heart:
     def __init__(self, id: int, sent: float, ttl: float, interval: float,
                  lost: Lost) -> None:
         self.id, self.life, self.interval = id, ttl * LIFE, interval
-        self.most = UNLIMITED       # the longest life
+        self.most = float('inf')    # the longest life
         self.deadline = sent + self.life
         self.due = now() + interval
         self.over = False

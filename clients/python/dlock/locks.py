@@ -17,8 +17,7 @@ from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
 from .heart import (
-    LEAST, LIFE, AsyncLost, Debt, Heart, Lost, Request, rhythm,
-    take_back)
+    LEAST, LIFE, AsyncLost, Debt, Heart, Lost, Request, rhythm, take_back)
 from .lines import GRACE, Line, call, delta, now, pauses
 from .observe import Observation, tell
 from .servers import Servers

@@ -27,8 +27,8 @@ module Dlock
       Thread.current[:dlock_stack] ||= []
     end
 
-    def self.holds?(pool, name, shared)
-      stack.any? { |lock| lock.pool == pool && lock.name == name.to_s && lock.shared? == (shared ? true : false) }
+    def self.held(pool, name)
+      stack.select { |lock| lock.pool == pool && lock.name == name.to_s }
     end
 
     def self.options(given)
@@ -60,7 +60,8 @@ module Dlock
         options = WithAdvisoryLock.options(options)
         return uncached { with_advisory_lock_result(lock_name, options.except(:disable_query_cache), &block) } if
           options[:disable_query_cache]
-        return Result.new(true, yield) if WithAdvisoryLock.holds?(connection_pool, lock_name, options[:shared])
+        held = WithAdvisoryLock.held(connection_pool, lock_name)
+        return Result.new(true, yield) if held.any? { |lock| lock.shared? == (options[:shared] ? true : false) }
 
         connection_pool.with_connection do |connection|
           AdvisoryLock.new(connection, lock_name, options).run(&block)
@@ -69,7 +70,7 @@ module Dlock
 
       # Must an acquire wait?
       def advisory_lock_exists?(lock_name)
-        return true if [true, false].any? { |shared| WithAdvisoryLock.holds?(connection_pool, lock_name, shared) }
+        return true if WithAdvisoryLock.held(connection_pool, lock_name).any?
 
         !with_advisory_lock_result(lock_name, timeout_seconds: 0) {}.lock_was_acquired?
       end

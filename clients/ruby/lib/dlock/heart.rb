@@ -419,7 +419,7 @@ module Dlock
     end
 
     def owed?
-      Dlock.guarded { Debt.all[@account]&.include?(self) || false }
+      Dlock.guarded { Debt.all.fetch(@account, []).include?(self) }
     end
 
     # After any answer to the release of this ticket, or after an undo
