@@ -111,7 +111,7 @@ dlock_force_close(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_lease_change();
 	int64		number = dlock_get_int64(fcinfo, 0, "lease");
-	NameData	role;
+	NameData	role = {{0}};
 	bool		was_open;
 	int64		count;
 

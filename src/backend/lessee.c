@@ -5,7 +5,9 @@
  *
  * A blocking request waits with a session's ticket, which the lease adopts at
  * the grant.  An enqueued ticket is the lease's from the start.  A call either
- * returns a durable ticket or withdraws the ticket that it has made.
+ * returns a durable ticket or withdraws the ticket that it has made.  Each call
+ * inserts its ticket into the table of numbers, behind the mark that withdraws
+ * it: the call that made the ticket may fail, or be slow, before it does so.
  *
  *-------------------------------------------------------------------------
  */
@@ -84,24 +86,16 @@ static void
 let_adopt(const DlockRequest *request, DlockHeld *held,
 		  DlockLeaseTicket *ticket)
 {
-	PG_TRY();
+	if (!dlock_queue_adopt(ticket))
 	{
-		dlock_id_insert(&ticket->record);
-		if (!dlock_queue_adopt(ticket))
-		{
-			if (ticket->heir || dlock_held_is_gone(held))
-				dlock_raise_lost_place(request, held->number);
-			dlock_raise_lease_gone(request->lease->number);
-		}
-	}
-	PG_CATCH();
-	{
-		LWLockReleaseAll();
-		dlock_queue_unpublish(ticket);
+		int64		number = held->number;
+		bool		lost = ticket->heir || dlock_held_is_gone(held);
+
 		dlock_held_settle(held);
-		PG_RE_THROW();
+		if (lost)
+			dlock_raise_lost_place(request, number);
+		dlock_raise_lease_gone(request->lease->number);
 	}
-	PG_END_TRY();
 	dlock_held_forget(held);
 }
 
@@ -214,6 +208,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 	if (*outcome != DLOCK_ACQUIRED)
 		return NULL;
 	dlock_xact_take(NULL, ticket, 0);
+	dlock_id_insert(&ticket->record);
 	return ticket;
 }
 
@@ -286,7 +281,6 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	/* if this call fails, no other may arm the new ticket's announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* a ticket that was adopted in this call is not found by number yet */
 	dlock_id_insert(&ticket->record);
 	/* prepare the second mark: MARK_REDIRECTED or MARK_ARM */
 	dlock_xact_prepare();

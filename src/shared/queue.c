@@ -569,21 +569,6 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 }
 
 /*
- * After a failed adoption, take the ticket out of the table of numbers, unless
- * the lease has adopted it for another client.  Raises nothing.
- */
-void
-dlock_queue_unpublish(DlockLeaseTicket *ticket)
-{
-	DlockLock  *lock = dlock_lock_find(&ticket->key);
-
-	if (!is_lease_ticket(&ticket->ticket))
-		dlock_id_delete(&ticket->record);
-	if (lock)
-		dlock_queue_let_go(lock);
-}
-
-/*
  * Load a ticket, after all older tickets.  Returns false if the ticket would
  * break exclusion, or hold exclusively while an older ticket waits (I22).
  * If this returns false or raises 53200, nothing has changed.

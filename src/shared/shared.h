@@ -329,7 +329,6 @@ extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
 											  DlockLeaseTicket *ticket,
 											  bool nowait, bool adopt);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
-extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
 extern void dlock_queue_resume(DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);

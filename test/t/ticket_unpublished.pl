@@ -1,6 +1,7 @@
-# A session is granted a lease's ticket, and fails before the lease adopts it,
-# for example for lack of memory.  Another client makes the same request at
-# that moment, and keeps the ticket, which is found by its number.
+# A session is granted a lease's ticket, and fails before the ticket can be found
+# by its number, for example for lack of memory.  Another client makes the same
+# request at that moment, and keeps the ticket, which is found by its number.
+# The same is true if the lease had the ticket already while the session waited.
 #
 # A session waits with a ticket with a ttl, which another client has, too.  The
 # ticket is ended, and the session repeats the request.  The session is granted
@@ -15,8 +16,8 @@
 # tickets, the lease lock is released in between.  Locks of other databases are
 # not visited.
 #
-# What would break it: a number that the failed session removes, although its
-# lease has adopted the ticket, which then cannot be released; a lease that
+# What would break it: a ticket that only the failed session would have inserted
+# into the table of numbers, and that cannot be released; a lease that
 # begins again before its end is finished, and that ends then, or cannot be
 # found; a close that counts only the tickets that it ends itself; a row that
 # is removed because its lease cannot be found yet; a search of all holders, or
@@ -50,7 +51,7 @@ my $lease = $admin->query("SELECT dlock_lease_open('1h')");
 $holder->query("SELECT dlock_acquire('lock')");
 # The debugger must know the library.
 $waiter->query('SELECT dlock_version()');
-my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_id_delete');
+my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_queue_withdraw');
 $waiter->start("SELECT dlock_lease_acquire('lock', $lease)");
 $admin->until_waits($waiter);
 $holder->query("SELECT dlock_release('lock')");
@@ -73,6 +74,32 @@ like($ticket, qr/^\d+$/, 'the other client has got a ticket');
 is($admin->query("SELECT dlock_wait($ticket)"), 't', 'which holds the lock');
 is($admin->query('SELECT ticket, scope FROM dlock_locks'),
 	"$ticket|lease", 'no other ticket exists');
+is($admin->query("SELECT dlock_release_ticket($ticket)"),
+	't', 'the ticket is found by its number');
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+
+#
+# The session waits until the row of the last holder is removed.
+#
+my $heir = q{dlock_ttl_acquire('lock', '1h', owner => 'one')};
+
+$ticket = $holder->query(q{SELECT dlock_ttl_acquire('lock', '1h')});
+$holder->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+$admin->query("SELECT dlock_release_ticket($ticket)");
+$stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_queue_withdraw');
+foreach my $client ($waiter, $other)
+{
+	$client->start("SELECT $heir");
+	$admin->wait_for(q{SELECT wait_event_type = 'Lock' }
+		  . "FROM pg_stat_activity WHERE pid = $client->{pid}");
+}
+$holder->query('ROLLBACK');
+$stopped->();
+$ticket = $other->answer;
+is( $other->query("SELECT dlock_check('lock', $ticket), dlock_renew($ticket) > 0"),
+	't|t', 'the other client can use the ticket while the session fails');
+$stopped->();
+like($waiter->answer, qr/57014/, 'the session has failed');
 is($admin->query("SELECT dlock_release_ticket($ticket)"),
 	't', 'the ticket is found by its number');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
