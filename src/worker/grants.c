@@ -53,7 +53,11 @@ dlock_grants_begin(void)
 	grants = dlock_due_make_table("dlock grants", sizeof(Grant));
 }
 
-/* Remember a grant, or move a remembered grant to its present level. */
+/*
+ * Remember a grant, or move a remembered grant to its present level.  A ticket
+ * that was granted after its row was copied is remembered when its next row,
+ * which says granted, is written.
+ */
 void
 dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 {
@@ -61,7 +65,8 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	bool		found;
 
 	if (ticket->announced || !DsaPointerIsValid(ticket->ticket.announcement) ||
-		pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED)
+		pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED ||
+		pg_atomic_read_u64(&ticket->granted_lsn) == InvalidXLogRecPtr)
 		return;
 	grant = hash_search(grants, &ticket, HASH_ENTER, &found);
 	if (found)

@@ -562,6 +562,47 @@ foreach my $when ('grant written', 'worker terminated')
 }
 
 #
+# A lock is granted between the copy of the waiter's row and its commit, and then
+# the table is locked.
+#
+SKIP:
+{
+	skip 'needs a debugger' if !debugger_works($admin);
+
+	my ($holder, $waiter, $locker) = map { session($node) } 1 .. 3;
+	my $log = -s $node->logfile;
+	my ($copied, $ticket, $other);
+
+	$holder->query("SELECT dlock_acquire('lock'), dlock_acquire('kept')");
+	# A worker stays while it may have to announce something.
+	$waiter->query("SELECT dlock_enqueue('kept', 'nobody')");
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
+	$copied = stop_at(worker($admin), 'dlock_rows_write if count > 0');
+	$waiter->start("SELECT dlock_ttl_enqueue('lock', '1h', 'shared')");
+	$copied->();
+	$holder->query("SELECT dlock_release('lock')");
+	$locker->start('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+	$admin->wait_for(q{SELECT wait_event_type = 'Lock' }
+		  . "FROM pg_stat_activity WHERE pid = $locker->{pid}");
+	$copied->();
+	is($locker->answer, '', 'granted after the copy: the row is written, and the table locked');
+	$ticket = $waiter->answer;
+	poll('the next row cannot be written',
+		sub { slurp_file($node->logfile, $log) =~ /cannot write table "dlock_queue"/ });
+	$other = $admin->query("SELECT dlock_enqueue('other', 'shared')");
+	told($listener, 'granted after the copy: not announced while the row says waiting',
+		announcement('granted', 'other', $other));
+	is( $admin->query("SELECT granted, dlock_check('lock', $ticket) "
+			  . "FROM dlock_queue WHERE ticket = $ticket"),
+		'f|f', 'granted after the copy: not confirmed either');
+	$locker->query('ROLLBACK');
+	told($listener, 'granted after the copy: announced when the row says so',
+		announcement('granted', 'lock', $ticket));
+	release($ticket, $other);
+	$_->quit foreach $holder, $waiter, $locker;
+}
+
+#
 # The latest request is at a higher level.  Its channel is set between the write
 # of the grant and the announcement.
 #
