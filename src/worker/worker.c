@@ -216,10 +216,9 @@ learn_of_grants(DlockLease *lease)
 	for (DlockLeaseTicket *ticket = dlock_ticket_in_lease(lease->tickets.head);
 		 ticket; ticket = dlock_ticket_in_lease(ticket->in_lease.next))
 	{
-		if (ticket->record.has_row && !ticket->record.listed)
-			dlock_grants_remember(ticket,
-								  dlock_journal_position(my_space,
-														 &ticket->record));
+		dlock_grants_remember(ticket,
+							  dlock_journal_position(my_space,
+													 &ticket->record));
 	}
 	LWLockRelease(&my_space->lease_lock);
 }
@@ -371,43 +370,31 @@ stays_for_sessions(void)
 	return now < until && dlock_worker_has_company(my_space, false);
 }
 
-/* Write the journal, as long as it gets shorter.  Then end the worker. */
-static void
-write_the_rest(void)
-{
-	uint64		end = dlock_monotonic_now() + LEAVE_MS * 1000;
-	uint32		least = PG_UINT32_MAX;
-	uint64		next;
-
-	if (!begun && pg_atomic_read_u32(&my_space->loaded) != 0)
-		(void) dlock_task_perform(&begin_task);
-	while (begun &&
-		   (next = dlock_task_perform(&journal_task)) != NEVER && next < end)
-	{
-		if (next != 0)
-			dlock_process_sleep(next);
-		CHECK_FOR_INTERRUPTS();
-		if (my_space->journal.length < least)
-		{
-			least = my_space->journal.length;
-			end = dlock_monotonic_now() + LEAVE_MS * 1000;
-		}
-		if (dlock_monotonic_now() >= end)
-			break;
-	}
-	makes_way = dlock_process_is_in_the_way();
-	(void) dlock_expiry_tell(my_space, true);
-	ProcDiePending = InterruptPending = true;
-}
-
-/* After SIGTERM, end, or return the time of the next check for sessions. */
+/*
+ * After SIGTERM, work on as long as the journal gets shorter, and then end.
+ * Returns the time of the next call.
+ */
 static uint64
 leave_if_told(void)
 {
-	if (leaving && stays_for_sessions())
-		return dlock_monotonic_now() + STAY_LOOK_MS * 1000;
-	if (leaving)
-		write_the_rest();
+	static uint32 least = PG_UINT32_MAX;
+	static uint64 end = 0;
+	uint64		now = dlock_monotonic_now();
+
+	if (!leaving)
+		return NEVER;
+	if (stays_for_sessions())
+		return now + STAY_LOOK_MS * 1000;
+	if (my_space->journal.length < least)
+	{
+		least = my_space->journal.length;
+		end = now + LEAVE_MS * 1000;
+	}
+	if (least > 0 && now < end && pg_atomic_read_u32(&my_space->loaded) != 0)
+		return end;
+	makes_way = dlock_process_is_in_the_way();
+	(void) dlock_expiry_tell(my_space, true);
+	ProcDiePending = InterruptPending = true;
 	return NEVER;
 }
 
