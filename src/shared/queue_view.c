@@ -184,6 +184,14 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
+/* Does this ticket hold, and does its row say so? */
+static bool
+is_written_holder(DlockLeaseTicket *ticket)
+{
+	return dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
+		pg_atomic_read_u64(&ticket->granted_lsn) != InvalidXLogRecPtr;
+}
+
 /*
  * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
  * tickets or the lock's holders, whichever list is shorter.
@@ -199,7 +207,7 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 	if (lease->tickets.length < lock->holders.length)
 	{
 		own = dlock_ticket_in_lease(lease->tickets.head);
-		while (own && !(dlock_state_of(&own->ticket) == DLOCK_GRANTED &&
+		while (own && !(is_written_holder(own) &&
 						dlock_key_equal(&own->key, &lock->key)))
 			own = dlock_ticket_in_lease(own->in_lease.next);
 		holder = own ? &own->ticket : NULL;
@@ -207,8 +215,8 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 	else
 	{
 		holder = ticket_at(lock->holders.head);
-		while (holder && !(dlock_state_of(holder) == DLOCK_GRANTED &&
-						   is_lease_ticket(holder) &&
+		while (holder && !(is_lease_ticket(holder) &&
+						   is_written_holder(lease_ticket(holder)) &&
 						   dlock_lease_of(lease_ticket(holder)) == lease))
 			holder = ticket_at(holder->link.next);
 	}

@@ -131,6 +131,36 @@ sub rows
 }
 
 #
+# A lease has two holds of a lock, and the row of one is not written.
+#
+{
+	my @waiters = map { session($node) } 1 .. 3;
+	my $locker = session($node);
+
+	$client->query("SELECT dlock_acquire('both')");
+	$waiters[0]->start("SELECT dlock_lease_acquire('both', $lease, shared => true, owner => 'a')");
+	$admin->until_waits($waiters[0]);
+	$waiters[1]->start("SELECT dlock_acquire('both', shared => true)");
+	$admin->until_waits($waiters[1]);
+	$waiters[2]->start("SELECT dlock_acquire('both')");
+	$admin->until_waits($waiters[2]);
+	$other->query("SELECT dlock_lease_enqueue('both', $lease, 'nobody', shared => true, owner => 'b')");
+	$client->query("SELECT dlock_release('both')");
+	like($_->answer, qr/^\d+$/, 'granted') foreach @waiters[0, 1];
+	$locker->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+	$admin->query("SELECT pg_cancel_backend($waiters[2]{pid})");
+	like($waiters[2]->answer, qr/57014/, 'a waiter leaves, and the last one is granted');
+	is( $admin->query(
+			q{SELECT count(*) FROM dlock_locks WHERE name = 'both' AND granted}),
+		'3', 'three holders');
+	is($admin->query("SELECT dlock_is_held('both', $lease)"),
+		't', 'the lease holds the lock while a row cannot be written');
+	$locker->query('ROLLBACK');
+	$_->quit foreach @waiters, $locker;
+	$admin->query("SELECT dlock_release_ticket(ticket) FROM dlock_locks WHERE name = 'both'");
+}
+
+#
 # Other sessions wait for the row, too, and learn that it will not be written.
 #
 {
