@@ -11,6 +11,9 @@ import (
 
 // InTxAll acquires locks in transaction scope, and returns their fences.
 func InTxAll(ctx context.Context, tx Querier, names []string, given ...Option) ([]int64, error) {
+	if err := checkTransaction(tx); err != nil {
+		return nil, err
+	}
 	o, until := limits(given)
 	answer, _, err := scan(ctx, tx, allOf("dlock_xact_acquire_all", o, until, names))
 	return fences(answer), err

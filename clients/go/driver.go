@@ -20,9 +20,27 @@ type connection = *pgx.Conn
 // the package calls done. If the connection's state is unknown, the package closes it before.
 type Source func(ctx context.Context, name string) (conn *pgx.Conn, done func(), err error)
 
-// A Querier executes SQL: a pgx.Tx, a *pgx.Conn, or what SQL returns.
+// A Querier executes SQL in a transaction: a pgx.Tx, or what SQL returns.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// checkTransaction is for what lasts until the end of the transaction.
+func checkTransaction(tx Querier) error {
+	known := true
+	switch tx := tx.(type) {
+	case *pgx.Conn:
+		known = tx.PgConn().TxStatus() != 'I'
+	case *pgxpool.Pool:
+		known = false
+	case querier:
+		_, several := tx.tx.(*sql.DB)
+		known = !several
+	}
+	if !known {
+		return newError(WrongState, "55000", "there is no open transaction", nil)
+	}
+	return nil
 }
 
 // FromPool takes connections from a pool. Each held lock in session scope needs one, and so does each open Lease. The
@@ -176,7 +194,7 @@ func quoted(items []string) string {
 	return "{" + text.String() + "}"
 }
 
-// SQL makes a Querier of a *sql.Tx, a *sql.Conn or a *sql.DB, with any driver.
+// SQL makes a Querier of a *sql.Tx, or of a *sql.Conn in a transaction, with any driver.
 func SQL(tx interface {
 	QueryRowContext(ctx context.Context, sql string, args ...any) *sql.Row
 }) Querier {

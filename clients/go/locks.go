@@ -445,6 +445,9 @@ func (lock *Lock) acquire(ctx context.Context) (err error) {
 	}
 	switch {
 	case lock.scope == transactionScope:
+		if err = checkTransaction(lock.tx); err != nil {
+			return err
+		}
 		s := lock.statement("dlock_xact_acquire", lock.until)
 		answer, _, err := scan(ctx, lock.tx, s)
 		lock.fence.Store(answer.number(0))
@@ -745,6 +748,9 @@ func (lock *Lock) unlockHere(release statement) error {
 
 // Guard lets the transaction commit only while the lock is held.
 func (lock *Lock) Guard(ctx context.Context, tx Querier) error {
+	if err := checkTransaction(tx); err != nil {
+		return err
+	}
 	var nothing any
 	return Translate(tx.QueryRow(ctx, "SELECT dlock_guard($1, $2)::text", lock.name, lock.Fence()).Scan(&nothing))
 }

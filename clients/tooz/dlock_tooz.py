@@ -137,7 +137,11 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         super().__init__(member_id, parsed_url, options)
         options = utils.collapse(options)
         self._ttl = float(options.get('timeout', 30))
-        self._dsn = f'postgresql://{parsed_url.netloc}{parsed_url.path}'
+        rest = [option for option in urllib.parse.parse_qsl(parsed_url.query)
+                if option[0] != 'timeout']
+        self._dsn = urllib.parse.urlunsplit((
+            'postgresql', parsed_url.netloc, parsed_url.path,
+            urllib.parse.urlencode(rest), ''))
         self._mutex = threading.Lock()
         self._beating = threading.Lock()
         self._owed = []     # requests to undo

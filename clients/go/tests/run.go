@@ -624,7 +624,7 @@ var rows = []row{
 		must(lock.Guard(ctx, dlock.SQL(tx)))
 		must(tx.Commit())
 		check(admin.isFree("plain"), "free")
-		lost(lock.Guard(ctx, dlock.SQL(db)))
+		raises(dlock.WrongState, "55000", lock.Guard(ctx, dlock.SQL(db)))
 	}},
 
 	{"transaction_rollback", func() {
@@ -633,6 +633,25 @@ var rows = []row{
 				return dlock.InTx(tx, "plain").Do(ctx, boom)
 			}) == errBoom, "the work's error")
 			check(admin.isFree("plain"), "free")
+		})
+	}},
+
+	{"transaction_none", func() {
+		pool, err := pgxpool.New(ctx, main_)
+		must(err)
+		defer pool.Close()
+		with(main_, func(conn *pgx.Conn) {
+			lease := locks.NewLock("lease", kept...)
+			must(do(lease, func(context.Context) {
+				for _, tx := range []dlock.Querier{conn, pool} {
+					raises(dlock.WrongState, "55000", acquire(dlock.InTx(tx, "plain")))
+					_, err := dlock.InTxAll(ctx, tx, []string{"plain"})
+					raises(dlock.WrongState, "55000", err)
+					raises(dlock.WrongState, "55000", lease.Guard(ctx, tx))
+				}
+			}))
+			check(admin.left("plain") == 0, "left")
+			must(conn.Ping(ctx))
 		})
 	}},
 

@@ -503,7 +503,16 @@ public final class Run {
         }
     }
 
-    @Row(13) static void lease_acquire_release() throws Exception {
+    @Row(13) static void transaction_none() throws Exception {
+        try (Connection db = connection(); Lock lease = locks.lock("lease").ttl(LONG).acquire()) {
+            raises(DlockException.WrongState.class, "55000", () -> Lock.inTransaction(db, "plain").acquire());
+            raises(DlockException.WrongState.class, "55000", () -> lease.guard(db));
+            same(admin.left("plain"), 0L);
+            check(db.isValid(1));
+        }
+    }
+
+    @Row(14) static void lease_acquire_release() throws Exception {
         Lock used = locks.lock("lease").ttl(LONG).owner("job/1").info("me");
         try (Lock lock = used.acquire()) {
             check(admin.is("SELECT (ticket, scope, owner, info) = (?, 'lease', 'job/1', 'me') AND pid IS NULL"
@@ -516,7 +525,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(14) static void lease_renews() throws Exception {
+    @Row(15) static void lease_renews() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             long deadline = lock.deadline();
             admin.untilRenewed(lock.fence(), 2);
@@ -525,7 +534,7 @@ public final class Run {
         }
     }
 
-    @Row(15) static void lease_deadline() throws Exception {
+    @Row(16) static void lease_deadline() throws Exception {
         Lock lock = late().lock("lease").ttl(LONG);
         Task<Lock> waiting;
         long latest;
@@ -550,7 +559,7 @@ public final class Run {
                 List.of(count));
     }
 
-    @Row(16) static void lease_many() throws Exception {
+    @Row(17) static void lease_many() throws Exception {
         try (Lease lease = locks.lease(LONG).info("many").open()) {
             List<Lock> many = List.of(lease.lock("a").acquire(), lease.lock("b").acquire(), lease.lock("c").acquire());
             same(admin.ask("SELECT count(*) FROM dlock_leases"), 1L);
@@ -564,7 +573,7 @@ public final class Run {
         check(admin.isFree("b") && admin.isFree("c"));
     }
 
-    @Row(17) static void acquire_all() throws Exception {
+    @Row(18) static void acquire_all() throws Exception {
         try (Lease lease = locks.lease(LONG).open()) {
             Lock both = lease.lock("a", "b");
             try (Holder other = admin.holds("b")) {
@@ -604,7 +613,7 @@ public final class Run {
         same(deadline.getAsLong(), last);
     }
 
-    @Row(18) static void renew_ttl() throws Exception {
+    @Row(19) static void renew_ttl() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Lease lease = locks.lease(LONG).open();
                 Lock session = locks.lock("plain").acquire()) {
             renews(lock::renew, lock::deadline, lock.fence());
@@ -613,7 +622,7 @@ public final class Run {
         }
     }
 
-    @Row(19) static void change_held() throws Exception {
+    @Row(20) static void change_held() throws Exception {
         for (Lock used : List.of(locks.lock("held"), locks.lock("held").ttl(LONG)))
             lost(() -> {
                 try (Lock lock = used.acquire()) {
@@ -631,7 +640,7 @@ public final class Run {
             });
     }
 
-    @Row(20) static void lease_closed_under_lock() throws Exception {
+    @Row(21) static void lease_closed_under_lock() throws Exception {
         Lease lease = locks.lease(LONG).open();
         Lock lock = lease.lock("closed").acquire();
         lease.close();
@@ -658,7 +667,7 @@ public final class Run {
         same(refused, 1);
     }
 
-    @Row(21) static void lease_opened_twice() throws Exception {
+    @Row(22) static void lease_opened_twice() throws Exception {
         Lease lease = locks.lease(LONG);
         oneOpens(openTwice(lease));
         raises(DlockException.WrongState.class, "55000", lease::open);
@@ -667,7 +676,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM dlock_leases"), 0L);
     }
 
-    @Row(22) static void lease_closed_while_opening() throws Exception {
+    @Row(23) static void lease_closed_while_opening() throws Exception {
         Lease lease = locks.lease(LONG);
         order("freeze");
         List<Task<Lease>> opening = openTwice(lease);
@@ -688,7 +697,7 @@ public final class Run {
         admin.until("SELECT count(*) <= ? FROM pg_stat_activity WHERE usename = 'app'", most);
     }
 
-    @Row(23) static void connections() throws Exception {
+    @Row(24) static void connections() throws Exception {
         try (Lease lease = locks.lease(LONG).open()) {
             List<Lock> many = new ArrayList<>();
             for (int i = 0; i < 1000; i++)
@@ -702,7 +711,7 @@ public final class Run {
         }
     }
 
-    @Row(24) static void connections_waiting() throws Exception {
+    @Row(25) static void connections_waiting() throws Exception {
         try (Connection holder = DriverManager.getConnection(admin.url); Lease lease = locks.lease(LONG).open()) {
             ask(holder, "SELECT count(dlock_acquire('busy/' || n)) FROM generate_series(1, 20) AS n");
             List<Task<Lock>> waiting = new ArrayList<>();
@@ -722,7 +731,7 @@ public final class Run {
         }
     }
 
-    @Row(25) static void lease_same_owner() throws Exception {
+    @Row(26) static void lease_same_owner() throws Exception {
         Object fence;
         try (Connection db = connection()) {
             fence = ask(db, "SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1')");
@@ -736,7 +745,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(26) static void guard_commits() throws Exception {
+    @Row(27) static void guard_commits() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Connection db = connection()) {
             transaction(db, () -> {
                 lock.guard(db);
@@ -746,7 +755,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 1"), 1L);
     }
 
-    @Row(27) static void guard_refuses() throws Exception {
+    @Row(28) static void guard_refuses() throws Exception {
         lost(() -> {
             try (Connection db = connection(); Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
                 admin.force(lock.fence());
@@ -759,7 +768,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 2"), 0L);
     }
 
-    @Row(28) static void enqueue_free() throws Exception {
+    @Row(29) static void enqueue_free() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             is(tickets.next(PATIENCE), "granted", "queue", ticket);
@@ -779,7 +788,7 @@ public final class Run {
         }
     }
 
-    @Row(29) static void enqueue_waits() throws Exception {
+    @Row(30) static void enqueue_waits() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket;
             try (Holder holder = admin.holds("queue")) {
@@ -797,7 +806,7 @@ public final class Run {
         }
     }
 
-    @Row(30) static void enqueue_thousands() throws Exception {
+    @Row(31) static void enqueue_thousands() throws Exception {
         int count = 2000;
         try (Connection holder = DriverManager.getConnection(admin.url); Tickets tickets = new Tickets(locks)) {
             ask(holder, "SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, ?) AS n", count);
@@ -817,7 +826,7 @@ public final class Run {
         }
     }
 
-    @Row(31) static void enqueue_connection_killed() throws Exception {
+    @Row(32) static void enqueue_connection_killed() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
                 Tickets kept = new Tickets(lease)) {
             long held, waits;
@@ -841,7 +850,7 @@ public final class Run {
         }
     }
 
-    @Row(32) static void enqueue_released() throws Exception {
+    @Row(33) static void enqueue_released() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             same(tickets.next(PATIENCE).event(), "granted");
@@ -851,7 +860,7 @@ public final class Run {
         }
     }
 
-    @Row(33) static void election_hand_over() throws Exception {
+    @Row(34) static void election_hand_over() throws Exception {
         List<CountDownLatch> leaving = List.of(new CountDownLatch(1), new CountDownLatch(1));
         List<Long> led = Collections.synchronizedList(new ArrayList<>());
         List<Task<Integer>> running = new ArrayList<>();
@@ -894,7 +903,7 @@ public final class Run {
         same(admin.left("leader"), 0L);
     }
 
-    @Row(34) static void election_lost() throws Exception {
+    @Row(35) static void election_lost() throws Exception {
         List<Long> led = new ArrayList<>();
         same(new Election(kept("leader")).run(lock -> {
             led.add(lock.fence());
@@ -914,7 +923,7 @@ public final class Run {
         check(!Thread.interrupted());
     }
 
-    @Row(35) static void election_restart() throws Exception {
+    @Row(36) static void election_restart() throws Exception {
         Task<String> running;
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
             lease.lock("leader").acquire();
@@ -928,7 +937,7 @@ public final class Run {
         same(running.result(), "led");
     }
 
-    @Row(36) static void election_outage() throws Exception {
+    @Row(37) static void election_outage() throws Exception {
         CountDownLatch failed = new CountDownLatch(1);
         Locks hasty = service(MAIN).patience(Duration.ZERO).observer(new Observer() {
             @Override
@@ -949,7 +958,7 @@ public final class Run {
         check(led.get(0) < led.get(1));
     }
 
-    @Row(37) static void watch() throws Exception {
+    @Row(38) static void watch() throws Exception {
         String info = "node \"1\"\\\n" + "\u00e9\ud83d\ude00".repeat(100);
         try (Tickets changes = locks.watch("leader")) {
             is(changes.next(PATIENCE), "free", "leader", null);
@@ -965,7 +974,7 @@ public final class Run {
         }
     }
 
-    @Row(38) static void observer() throws Exception {
+    @Row(39) static void observer() throws Exception {
         List<String> seen = Collections.synchronizedList(new ArrayList<>());
         Locks observed = service(MAIN).observer(new Observer() {
             private void tell(String what) {
@@ -1026,7 +1035,7 @@ public final class Run {
         }
     }
 
-    @Row(39) static void errors() throws Exception {
+    @Row(40) static void errors() throws Exception {
         try (Holder holder = admin.holds("busy")) {
             busy(locks.lock("busy").timeout(NOW)::acquire);
             Task<Lock> waiting = new Task<>(locks.lock("busy")::acquire);
@@ -1067,7 +1076,7 @@ public final class Run {
                 locks.lock("x").ttl(LONG).interval(LONG)::acquire);
     }
 
-    @Row(40) static void sharding() throws Exception {
+    @Row(41) static void sharding() throws Exception {
         String third = "jdbc:postgresql://nowhere/";
         Locks both = new Locks(MAIN, OTHER).keys("main", "other");
         Locks turned = new Locks(OTHER, MAIN).keys("other", "main");
@@ -1102,7 +1111,7 @@ public final class Run {
     // Faults
     //
 
-    @Row(41) static void session_connection_killed() throws Exception {
+    @Row(42) static void session_connection_killed() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("killed").acquire()) {
                 killSessions();
@@ -1113,7 +1122,7 @@ public final class Run {
         });
     }
 
-    @Row(42) static void session_restart() throws Exception {
+    @Row(43) static void session_restart() throws Exception {
         Lock used = locks.lock("restart");
         lost(() -> {
             try (Lock lock = used.acquire()) {
@@ -1126,7 +1135,7 @@ public final class Run {
         }
     }
 
-    @Row(43) static void lease_connection_killed() throws Exception {
+    @Row(44) static void lease_connection_killed() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             for (int n = 0; n < 2; n++) {
                 admin.heartbeat();
@@ -1138,7 +1147,7 @@ public final class Run {
         }
     }
 
-    @Row(44) static void lease_acquire_killed() throws Exception {
+    @Row(45) static void lease_acquire_killed() throws Exception {
         Lock lock = locks.lock("lease").ttl(LONG).owner("job/1");
         Task<Lock> waiting;
         try (Holder holder = admin.holds("lease")) {
@@ -1155,7 +1164,7 @@ public final class Run {
         lock.release();
     }
 
-    @Row(45) static void lease_backend_stopped() throws Exception {
+    @Row(46) static void lease_backend_stopped() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             Object pid = admin.heartbeat();
             order("stop " + pid);
@@ -1167,7 +1176,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(46) static void lease_server_stopped() throws Exception {
+    @Row(47) static void lease_server_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 admin.heartbeat();
@@ -1182,7 +1191,7 @@ public final class Run {
         admin.untilFree("lease");
     }
 
-    @Row(47) static void lease_client_stopped() throws Exception {
+    @Row(48) static void lease_client_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 CompletableFuture<Lock> called = new CompletableFuture<>();
@@ -1200,7 +1209,7 @@ public final class Run {
         });
     }
 
-    @Row(48) static void lease_restart() throws Exception {
+    @Row(49) static void lease_restart() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             order("restart");
             admin.untilRenewed(lock.fence(), 2);
@@ -1210,7 +1219,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(49) static void lease_worker_killed() throws Exception {
+    @Row(50) static void lease_worker_killed() throws Exception {
         Task<Lock> waiting;
         Lock successor = locks.lock("lease").ttl(LONG), used = kept("lease");
         try (Lock lock = used.acquire()) {
@@ -1225,7 +1234,7 @@ public final class Run {
         successor.release();
     }
 
-    @Row(50) static void lease_forced_release() throws Exception {
+    @Row(51) static void lease_forced_release() throws Exception {
         lost(() -> {
             try (Lock lock = kept("lease").acquire()) {
                 admin.force(lock.fence());
@@ -1235,7 +1244,7 @@ public final class Run {
         });
     }
 
-    @Row(51) static void lease_forced_one_of_many() throws Exception {
+    @Row(52) static void lease_forced_one_of_many() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Lock kept = lease.lock("kept").acquire()) {
             lost(() -> {
                 try (Lock forced = lease.lock("forced").acquire()) {
@@ -1248,7 +1257,7 @@ public final class Run {
         same(admin.left("kept"), 0L);
     }
 
-    @Row(52) static void lease_quorum_late() throws Exception {
+    @Row(53) static void lease_quorum_late() throws Exception {
         try (Lock lock = late().lock("lease").ttl(LONG).interval(BEAT).acquire()) {
             admin.heartbeat();
             admin.untilRenewed(lock.fence(), 1);
@@ -1265,7 +1274,7 @@ public final class Run {
         }
     }
 
-    @Row(53) static void lease_opened_late() throws Exception {
+    @Row(54) static void lease_opened_late() throws Exception {
         lost(() -> {
             try (Lease lease = late().lease(Duration.ofSeconds(1)).open()) {
                 lease.check();
@@ -1275,7 +1284,7 @@ public final class Run {
         admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
     }
 
-    @Row(54) static void lease_callback() throws Exception {
+    @Row(55) static void lease_callback() throws Exception {
         List<Object> called = Collections.synchronizedList(new ArrayList<>());
         Lock used = kept("lease");
         lost(() -> {
@@ -1294,7 +1303,7 @@ public final class Run {
         same(new HashSet<>(called), Set.of("bad", "good", "late", used));
     }
 
-    @Row(55) static void lease_callback_hangs() throws Exception {
+    @Row(56) static void lease_callback_hangs() throws Exception {
         CountDownLatch called = new CountDownLatch(1), mayReturn = new CountDownLatch(1);
         lost(() -> {
             try (Lease lease = locks.lease(SHORT).interval(Duration.ofMillis(200)).open()) {
@@ -1333,7 +1342,7 @@ public final class Run {
     }
 
     /** Java's way to cancel: the waiting thread is interrupted. */
-    @Row(56) static void acquire_client_timeout() throws Exception {
+    @Row(57) static void acquire_client_timeout() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, false);
@@ -1356,7 +1365,7 @@ public final class Run {
         }
     }
 
-    @Row(57) static void acquire_cancelled() throws Exception {
+    @Row(58) static void acquire_cancelled() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, true);
@@ -1380,7 +1389,7 @@ public final class Run {
         }
     }
 
-    @Row(58) static void acquire_broken_off() throws Exception {
+    @Row(59) static void acquire_broken_off() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Connection db = connection()) {
             Lock kept = lease.lock("kept").acquire();
             for (boolean twice : new boolean[] {false, true})
@@ -1402,7 +1411,7 @@ public final class Run {
         }
     }
 
-    @Row(59) static void waiter_killed() throws Exception {
+    @Row(60) static void waiter_killed() throws Exception {
         try (Holder other = admin.holds("busy")) {
             Process waiter = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-cp",
                     System.getProperty("java.class.path"), "Run", "--wait", "busy").start();
@@ -1412,7 +1421,7 @@ public final class Run {
         }
     }
 
-    @Row(60) static void server_silent() throws Exception {
+    @Row(61) static void server_silent() throws Exception {
         Locks hasty = service(MAIN).patience(Duration.ofSeconds(1));
         Lock session = locks.lock("mine").acquire();
         Lock waiter = locks.lock("busy").ttl(LONG);
@@ -1441,7 +1450,7 @@ public final class Run {
         admin.until("SELECT count(*) = 0 FROM dlock_locks");
     }
 
-    @Row(61) static void release_silent() throws Exception {
+    @Row(62) static void release_silent() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
             Lock own = kept("own").acquire(), leased = lease.lock("silent").acquire();
             List<?> pids = (List<?>) admin.ask(
@@ -1458,7 +1467,7 @@ public final class Run {
         }
     }
 
-    @Row(62) static void release_owed() throws Exception {
+    @Row(63) static void release_owed() throws Exception {
         try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
             Lock lock = lease.lock("owed").acquire();
             killSessions();
@@ -1471,7 +1480,7 @@ public final class Run {
         }
     }
 
-    @Row(63) static void acquire_owed() throws Exception {
+    @Row(64) static void acquire_owed() throws Exception {
         try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
             Lock lock = lease.lock("owed").owner("job/1");
             try (Holder holder = admin.holds("owed")) {
@@ -1496,7 +1505,7 @@ public final class Run {
         }
     }
 
-    @Row(64) static void release_late() throws Exception {
+    @Row(65) static void release_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         for (boolean after : new boolean[] {false, true}) {
             // without a wait: otherwise the server checks the connection, and ends the call that has no client
@@ -1512,7 +1521,7 @@ public final class Run {
         }
     }
 
-    @Row(65) static void undo_late() throws Exception {
+    @Row(66) static void undo_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         Lock first = impatient.lock("late").ttl(LONG).owner("job/1");
         Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
@@ -1533,7 +1542,7 @@ public final class Run {
         second.release();
     }
 
-    @Row(66) static void renew_late() throws Exception {
+    @Row(67) static void renew_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         try (Lock lock = impatient.lock("late").ttl(LONG).acquire()) {
             try (Abandoned calls = new Abandoned("dlock_renew")) {
@@ -1546,7 +1555,7 @@ public final class Run {
         }
     }
 
-    @Row(67) static void renew_lost() throws Exception {
+    @Row(68) static void renew_lost() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         for (boolean after : new boolean[] {true, false}) {
             Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
@@ -1570,7 +1579,7 @@ public final class Run {
         }
     }
 
-    @Row(68) static void pool_returned() throws Exception {
+    @Row(69) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1586,7 +1595,7 @@ public final class Run {
         }
     }
 
-    @Row(69) static void clock_stepped() throws Exception {
+    @Row(70) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1610,7 +1619,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(70) static void lease_promotion() throws Exception {
+    @Row(71) static void lease_promotion() throws Exception {
         Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");

@@ -1,6 +1,6 @@
 // The functions of dlock, over any connection or function that executes SQL
 
-import { BadArgument, LockLost, translate } from './errors.js';
+import { BadArgument, LockLost, WrongState, translate } from './errors.js';
 import { checkTtl, interval } from './wire.js';
 
 const TYPES = {
@@ -30,6 +30,28 @@ function executor(db) {
   throw new BadArgument('this does not execute SQL, or not over one connection', '22023');
 }
 
+// Is this known to execute each statement in a transaction of its own?
+const isRoot = (db) => typeof db.begin === 'function' // postgres.js
+  || typeof db.$transaction === 'function' // Prisma
+  || (typeof db.raw === 'function' && !db.isTransaction); // Knex
+
+/** Requests what lasts until the end of the transaction. */
+export async function inTransaction(db, request) {
+  const refusal = () => new WrongState('there is no open transaction', '55000');
+  if (isRoot(db)) throw refusal();
+  const connection = typeof db.escapeIdentifier === 'function' ? db.connection : undefined; // node-postgres
+  let status;
+  const note = (message) => { status = message.status; };
+  connection?.on?.('readyForQuery', note);
+  try {
+    const answer = await request();
+    if (status === 'I') throw refusal();
+    return answer;
+  } finally {
+    connection?.off?.('readyForQuery', note);
+  }
+}
+
 const arrayOf = (names) => `{${names.map((name) => `"${`${name}`.replace(/["\\]/g, '\\$&')}"`)}}`;
 const numbers = (text) => text.slice(1, -1).split(',').filter(Boolean).map(Number);
 
@@ -38,9 +60,11 @@ const numbers = (text) => text.slice(1, -1).split(',').filter(Boolean).map(Numbe
  * node-postgres, Knex, Prisma, TypeORM or postgres.js, or by a function that gets a statement and its values.
  */
 export class Calls {
+  #db;
   #execute;
 
   constructor(db) {
+    this.#db = db;
     this.#execute = executor(db);
   }
 
@@ -73,12 +97,15 @@ export class Calls {
 
   /** Acquires a lock until the transaction ends; returns the fence. */
   async xactAcquire(name, { timeout, shared, slots, permits, info } = {}) {
-    return Number(await this.#ask('xact_acquire', [[name, NAME]], { timeout, shared, slots, permits, info }));
+    const options = { timeout, shared, slots, permits, info };
+    return Number(await inTransaction(this.#db, () => this.#ask('xact_acquire', [[name, NAME]], options)));
   }
 
   /** Acquires all or none, in an order that prevents deadlocks. */
   async xactAcquireAll(names, { timeout, shared, info } = {}) {
-    return numbers(await this.#ask('xact_acquire_all', [[arrayOf(names), NAMES]], { timeout, shared, info }));
+    const options = { timeout, shared, info };
+    return numbers(await inTransaction(this.#db,
+      () => this.#ask('xact_acquire_all', [[arrayOf(names), NAMES]], options)));
   }
 
   /** Acquires in session scope, on a connection that the program keeps. */
@@ -98,7 +125,7 @@ export class Calls {
   /** The transaction can commit only while this lock, or the lock of this name and fence, is held. */
   async guard(lock, fence) {
     const [name, number] = typeof lock === 'string' ? [lock, fence] : [lock.name, lock.fence];
-    await this.#ask('guard', [[name, NAME], [number, ID]]);
+    await inTransaction(this.#db, () => this.#ask('guard', [[name, NAME], [number, ID]]));
   }
 
   async isHeld(name, lease) {

@@ -116,6 +116,7 @@ export class Lock extends Kept implements AsyncDisposable {
   readonly name: string;
   readonly scope: 'session' | 'transaction' | 'lease';
   readonly fence: number;
+  /** False after a loss, too */
   readonly held: boolean;
   acquire(options?: Waiting): Promise<this>;
   /** If the program's own connection refuses it, as in a failed transaction, the lock stays held. */

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import {
   BadArgument, ConnectionLost, LockLost, LockTimeout, NotPrimary, WrongState, cancelled, isUnsure, translate,
 } from './errors.js';
-import { Calls } from './calls.js';
+import { Calls, inTransaction } from './calls.js';
 import { Heart, Kept, NONE, anew, isOwed, owe, owed, paid, takeBack, warn } from './heart.js';
 import { isSource } from './source.js';
 import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
@@ -334,7 +334,7 @@ export class Lock extends Kept {
   }
 
   get held() {
-    return this.state === 'held';
+    return this.state === 'held' && !this.lost.aborted;
   }
 
   /** Holds a lock that acquireAll has acquired. */
@@ -369,7 +369,7 @@ export class Lock extends Kept {
 
   /** Asks the server. The answer can be outdated on arrival; to be sure, guard. */
   async isHeld() {
-    if (this.state !== 'held' || this.lost.aborted) return false;
+    if (!this.held) return false;
     const lease = this.scope === 'lease' ? this.source.id ?? this.fence : undefined;
     const [held] = await this.send(call('dlock_is_held', [this.name], { lease }));
     return held;
@@ -435,7 +435,11 @@ export class Lock extends Kept {
       this.fence = await this.#calls.xactAcquire(this.name, { ...this.options, timeout: this.timeout });
       return;
     }
-    this.fence = await this.#request(this.scope === 'session' ? 'dlock_acquire' : 'dlock_xact_acquire', signal);
+    if (this.scope === 'transaction') {
+      this.fence = await inTransaction(this.source, () => this.#request('dlock_xact_acquire', signal));
+      return;
+    }
+    this.fence = await this.#request('dlock_acquire', signal);
     watchEnd(this.#line.client).add(this.#ended);
   }
 
@@ -592,7 +596,7 @@ export class Lock extends Kept {
       }
       this.#ended();
     } finally {
-      if (!this.held) unwatchEnd(line.client, this.#ended);
+      if (this.state !== 'held') unwatchEnd(line.client, this.#ended);
     }
     this.checkLost();
   }
@@ -609,7 +613,7 @@ export class Lock extends Kept {
   }
 
   async [Symbol.asyncDispose]() {
-    if (this.held) await this.release();
+    if (this.state === 'held') await this.release();
   }
 }
 

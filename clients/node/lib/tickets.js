@@ -44,6 +44,7 @@ export class Tickets {
   /** Returns the ticket, the fence once it is granted. The options are shared, slots, permits, owner and info. */
   async enqueue(name, { owner, ...options } = {}) {
     this.#here(name);
+    this.#lease?.check();
     const place = { name, owner: owner ?? randomUUID(), heart: this.#lease?.heart };
     place.statement = this.#lease
       ? call('dlock_lease_enqueue', [name, this.#lease.id], { ...options, owner: place.owner })

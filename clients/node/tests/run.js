@@ -319,6 +319,16 @@ rows.transaction_rollback = () => connected(async (client) => {
   assert(await admin.isFree('plain'));
 });
 
+rows.transaction_none = () => connected(async (client) => {
+  await using(locks.lock('lease', { ttl: LONG }), async (lease) => {
+    const lock = new Lock(client, 'plain', { scope: 'transaction' });
+    for (const request of [() => lock.acquire(), () => lease.guard(client)])
+      await raises(dlock.WrongState, '55000', request);
+  });
+  assert.equal(await admin.left('plain'), 0);
+  await client.query('SELECT 1');
+});
+
 rows.lease_acquire_release = async () => {
   const lock = locks.lock('lease', { ttl: LONG, owner: 'job/1', info: 'me' });
   await using(lock, async () => {
@@ -896,7 +906,7 @@ rows.lease_worker_killed = async () => {
 rows.lease_forced_release = () => raises(LockLost, '55L01', () => locks.lock('lease', KEPT).run(async (lock) => {
   await admin.force(lock.fence);
   await told(lock);
-  assert(lock.lost.aborted && lock.lost.aborted);
+  assert(lock.lost.aborted && !lock.held);
 }));
 
 rows.lease_forced_one_of_many = async () => {

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 
 from .callers import Asyncio, Blocking, Caller, Statement, both, execute, settle
-from .drivers import Psycopg2
-from .errors import BadArgument, LockLost, translated
+from .drivers import Psycopg2, lacks_transaction
+from .errors import BadArgument, LockLost, WrongState, translated
 from .lines import call, delta
 
 
@@ -58,6 +58,16 @@ class Executor:
     async def ask(self, statement: Statement) -> Any:
         with translated():
             return await settle(self._send(*statement))
+
+    async def ask_to_last(self, statement: Statement) -> Any:
+        """For what lasts until the end of the transaction"""
+        answer = await self.ask(statement)
+        self.check_transaction()
+        return answer
+
+    def check_transaction(self) -> None:
+        if lacks_transaction(self.db):
+            raise WrongState('there is no open transaction', '55000')
 
     def _own(self, sql: str, values: tuple[Any, ...]) -> Any:
         return execute(self.db, (sql, values))
@@ -107,13 +117,18 @@ class BaseCalls(Caller):
     async def _ask(self, function: str, *values: Any, **named: Any) -> Any:
         return await self._executor.ask(call(function, *values, **named))
 
+    async def _ask_to_last(
+            self, function: str, *values: Any, **named: Any) -> Any:
+        return await self._executor.ask_to_last(
+            call(function, *values, **named))
+
     @both
     async def xact_acquire(
             self, name: str, *, timeout: float | None = None,
             shared: bool | None = None, slots: int | None = None,
             permits: int | None = None, info: str | None = None) -> int:
         """Holds until the transaction ends; returns the fence."""
-        return int(await self._ask(
+        return int(await self._ask_to_last(
             'dlock_xact_acquire', name, timeout=delta(timeout), shared=shared,
             slots=slots, permits=permits, info=info))
 
@@ -122,7 +137,7 @@ class BaseCalls(Caller):
             self, names: Sequence[str], *, timeout: float | None = None,
             shared: bool | None = None, info: str | None = None) -> list[int]:
         """Acquires all or none, in an order that prevents deadlocks"""
-        return list(await self._ask(
+        return list(await self._ask_to_last(
             'dlock_xact_acquire_all', list(names), timeout=delta(timeout),
             shared=shared, info=info))
 
@@ -149,7 +164,7 @@ class BaseCalls(Caller):
         """The transaction can commit only while this lock, or the lock of this
         name and fence, is held."""
         name = lock if isinstance(lock, str) else lock.name
-        await self._ask(
+        await self._ask_to_last(
             'dlock_guard', name, fence if isinstance(lock, str) else lock.fence)
 
     @both

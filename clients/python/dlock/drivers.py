@@ -61,6 +61,16 @@ class Psycopg2:
         self._handlers.remove(handler)
 
 
+def lacks_transaction(db: Any) -> bool:
+    """Is this known to be outside of any transaction?"""
+    if isinstance(db, Psycopg2) or hasattr(db, 'pgconn'):
+        return is_idle(db)
+    if hasattr(db, 'fetchrow'):     # asyncpg; its pool is in none
+        return not getattr(db, 'is_in_transaction', bool)()
+    status = getattr(db, 'get_transaction_status', None)    # psycopg2
+    return status is not None and status() == 0
+
+
 def is_idle(connection: Any) -> bool:
     """Is it outside of any transaction?"""
     if connection.closed:

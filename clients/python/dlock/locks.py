@@ -546,7 +546,7 @@ class BaseLock(Kept):
         elif self.ttl is not None:
             function, values = 'dlock_ttl_acquire', [delta(self.ttl)]
         if self._executor:
-            self.fence = int(await self._executor.ask(call(
+            self.fence = int(await self._executor.ask_to_last(call(
                 function, self.name, timeout=delta(self.timeout),
                 **self._options)))
             return self.fence
@@ -569,6 +569,8 @@ class BaseLock(Kept):
                     lambda: call(function, self.name, *values, **self._options,
                                  timeout=delta(max(0, until - now()))),
                     until + GRACE, None, lambda: self._cancelled))
+            if self.scope == 'transaction':
+                Executor(line.connection).check_transaction()
             self.fence = fence
             if self._under:
                 self._heart = self._under
@@ -734,7 +736,7 @@ class BaseLock(Kept):
     @both
     async def guard(self, connection: Any) -> None:
         """The transaction can commit only while the lock is held."""
-        await Executor(connection).ask(
+        await Executor(connection).ask_to_last(
             call('dlock_guard', self.name, self.fence))
 
     _enter, _end = acquire.function, release.function

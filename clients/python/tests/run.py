@@ -468,6 +468,27 @@ def transaction_rollback():
 
 
 @row
+def transaction_none():
+    with locks.lock('lease', ttl=LONG) as lease:
+        with connection() as db:
+            with raises(dlock.WrongState, '55000'):
+                dlock.Lock(db, 'plain', scope='transaction').acquire()
+            with raises(dlock.WrongState, '55000'):
+                lease.guard(db)
+            assert admin.left('plain') == 0
+            db.execute('SELECT 1')
+
+        async def same():
+            async with await async_connection() as db:
+                with raises(dlock.WrongState, '55000'):
+                    await dlock.AsyncLock(
+                        db, 'plain', scope='transaction').acquire()
+                with raises(dlock.WrongState, '55000'):
+                    await dlock.AsyncCalls(db).guard(lease)
+        asyncio.run(same())
+
+
+@row
 def lease_acquire_release():
     def look(lock):
         assert admin('SELECT ticket, scope, pid, owner, info FROM dlock_locks '

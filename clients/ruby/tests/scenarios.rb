@@ -385,6 +385,17 @@ row :transaction_rollback do
   end
 end
 
+row :transaction_none do
+  connected do |db|
+    LOCKS.lock('lease', ttl: LONG).synchronize do |lease|
+      raises(Dlock::WrongState, '55000') { Dlock::Lock.new(db, 'plain', transaction: true).acquire }
+      raises(Dlock::WrongState, '55000') { lease.guard(db) }
+    end
+    expect(ADMIN.left('plain'), 0)
+    db.exec('SELECT 1')
+  end
+end
+
 row :lease_acquire_release do
   lock = LOCKS.lock('lease', ttl: LONG, owner: 'job/1', info: 'me')
   lock.synchronize do
@@ -1063,7 +1074,7 @@ row :lease_forced_release do
     LOCKS.lock('lease', **KEPT).synchronize do |lock|
       ADMIN.force(lock.fence)
       told(lock)
-      expect(lock.lost?)
+      expect([lock.lost?, lock.held?], [true, false])
     end
   end
 end

@@ -209,9 +209,13 @@ final class More extends Stack {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Connection db = DriverManager.getConnection(MAIN)) {
             for (Lock lock : List.of(locks.lock("a", "b"), Lock.on(db, "a", "b"), Lock.inTransaction(db, "a", "b"))) {
                 try (Connection holder = holder("b")) {
-                    fails(DlockException.LockTimeout.class, lock.timeout(NOW)::acquire);
-                    fails(DlockException.LockTimeout.class, lock.timeout(BEAT)::acquire);
-                    same(isFree("a"), true);
+                    for (Duration timeout : List.of(NOW, BEAT)) {
+                        db.setAutoCommit(false);
+                        fails(DlockException.LockTimeout.class, lock.timeout(timeout)::acquire);
+                        db.rollback();
+                        same(isFree("a"), true);
+                        db.setAutoCommit(true);
+                    }
                 }
                 db.setAutoCommit(false);
                 try (Lock held = lock.acquire()) {

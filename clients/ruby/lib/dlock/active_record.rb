@@ -118,7 +118,7 @@ module Dlock
 
       # Returns a Result. Raises LockLost if the lock was lost during the block.
       def run
-        leaving(-> { release if held? }) do
+        leaving(-> { release if unreleased? }) do
           next Result.new(false, nil) unless try_acquire
 
           WithAdvisoryLock.stack.push(self)

@@ -48,6 +48,11 @@ module Dlock
       end
     end
 
+    # For what lasts until the end of the transaction
+    def check_transaction
+      raise WrongState.new('there is no open transaction', '55000') unless transaction?
+    end
+
     # Releases one ticket, or an array of tickets.
     def undo(answer)
       connection = raw
@@ -74,6 +79,10 @@ module Dlock
 
     def raw
       @connection
+    end
+
+    def transaction?
+      Dlock.translated { @connection.transaction_status } != PG::PQTRANS_IDLE
     end
   end
 
@@ -104,6 +113,10 @@ module Dlock
 
     def raw
       @connection.raw_connection
+    end
+
+    def transaction?
+      @connection.transaction_open?
     end
 
     def quote(sql, values)

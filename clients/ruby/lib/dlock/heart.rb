@@ -24,9 +24,9 @@ module Dlock
       @callbacks = []
     end
 
+    # False after a loss, too. Sends nothing.
     def held?
-      look
-      @state == 'held'
+      unreleased? && !@loss
     end
 
     # Checks the clock, too. Once true, it stays true.
@@ -82,6 +82,12 @@ module Dlock
     end
 
     private
+
+    # Must it still be released, although it may be lost?
+    def unreleased?
+      look
+      @state == 'held'
+    end
 
     def look
       heart = @heart

@@ -60,7 +60,7 @@ module Dlock
     # Acquires the lock, yields it, and releases it. A loss does not hide an exception that has ended the block.
     def synchronize
       mine = Object.new
-      leaving(-> { release if @mine.equal?(mine) && held? }) do
+      leaving(-> { release if @mine.equal?(mine) && unreleased? }) do
         take(mine)
         yield self
       end
@@ -68,7 +68,9 @@ module Dlock
 
     # The connection's transaction can commit only while the lock is held.
     def guard(connection = @database)
-      Database.for(connection).call('dlock_guard', @name, @fence)
+      database = Database.for(connection)
+      database.check_transaction
+      database.call('dlock_guard', @name, @fence)
       nil
     end
 
@@ -147,6 +149,7 @@ module Dlock
 
     # Acquires the lock on the program's connection. An exception can arrive at each step.
     def take_here(mine)
+      @database.check_transaction if @transaction
       turn('not held', 'asked for', mine)
       begin_wait
       @fence = nil

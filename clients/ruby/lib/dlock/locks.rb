@@ -111,7 +111,7 @@ module Dlock
     # Opens the lease, yields it, and closes it, but not a later opening.
     def synchronize
       mine = Object.new
-      leaving(-> { close if @mine.equal?(mine) && held? }) do
+      leaving(-> { close if @mine.equal?(mine) && unreleased? }) do
         open_for(mine)
         yield self
       end

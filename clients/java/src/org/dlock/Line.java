@@ -119,6 +119,16 @@ final class Line {
         }
     }
 
+    /** For what lasts until the end of the transaction */
+    static void checkTransaction(Connection connection) throws DlockException {
+        try {
+            if (connection.getAutoCommit())
+                throw new DlockException.WrongState("there is no open transaction: the connection is in autocommit mode");
+        } catch (SQLException error) {
+            throw DlockException.of(error);
+        }
+    }
+
     /** The value, or row, that a statement returns */
     static Object ask(Connection connection, Call call) throws DlockException {
         try (PreparedStatement statement = prepare(connection, call)) {

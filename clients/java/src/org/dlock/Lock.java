@@ -122,6 +122,8 @@ public final class Lock extends Kept<Lock> {
             throw new DlockException.BadArgument("no lock in lease scope of this");
         if (names.size() > 1 && (ttl != null || owner != null))
             throw new DlockException.BadArgument("several names have no ttl or owner of their own: use a Lease");
+        if (inTransaction && line.connection != null)
+            Line.checkTransaction(line.connection);
         turn(NONE, ASKED);
         lost = new Lost<>(this, this::look);
         if (observer != Locks.SILENT)
@@ -496,6 +498,7 @@ public final class Lock extends Kept<Lock> {
 
     /** The transaction of this connection can commit only while the lock is held. */
     public void guard(Connection connection) throws DlockException {
+        Line.checkTransaction(connection);
         for (String name : names)
             Line.ask(connection, guard(name));
     }
