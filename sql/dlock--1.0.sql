@@ -313,7 +313,7 @@ RETURNS bigint
 AS 'MODULE_PATHNAME', 'dlock_release_all'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_release_all() IS
-'release every session-scoped lock of this session';
+'end all holds, tickets and watches of this session in session scope';
 
 CREATE FUNCTION dlock_enqueue(
     name text, channel text = NULL, shared boolean = false,
@@ -554,7 +554,7 @@ RETURNS integer[]
 AS 'MODULE_PATHNAME', 'dlock_blocking_pids'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_blocking_pids(integer) IS
-'process ids of the sessions that keep a session waiting, for a lock of dlock or of PostgreSQL; 0 for a lease';
+'process ids of the sessions that keep a session waiting, for a lock of dlock or of PostgreSQL; 0 for a lease or a prepared transaction';
 
 CREATE FUNCTION dlock_watch(name text, channel text = NULL)
 RETURNS void
@@ -637,7 +637,7 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'dlock_force_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_force_release(bigint) IS
-'end a ticket of any session or lease, held or waiting';
+'end a ticket of any session or lease, held or waiting, or the delay that it keeps';
 
 CREATE FUNCTION dlock_force_close(lease bigint)
 RETURNS bigint
@@ -721,14 +721,14 @@ COMMENT ON COLUMN dlock_locks.ticket IS 'number of the ticket; the fence of an e
 COMMENT ON COLUMN dlock_locks.mode IS 'exclusive, shared or slots';
 COMMENT ON COLUMN dlock_locks.slots IS 'permits that the lock has; NULL unless mode is slots';
 COMMENT ON COLUMN dlock_locks.permits IS 'permits that this ticket takes';
-COMMENT ON COLUMN dlock_locks.granted IS 'true for a holder; false for a waiter, and where only a delay keeps the lock closed';
-COMMENT ON COLUMN dlock_locks.position IS 'place in the queue, from 1; 0 for a holder and for a delay';
+COMMENT ON COLUMN dlock_locks.granted IS 'true for a holder; false for a waiter, and where only a delay or a guarded commit keeps the lock closed';
+COMMENT ON COLUMN dlock_locks.position IS 'place in the queue, from 1; 0 for a holder, and for an ended ticket that keeps the lock closed';
 COMMENT ON COLUMN dlock_locks.scope IS 'what the ticket lives and dies with: session, transaction or lease';
 COMMENT ON COLUMN dlock_locks.pid IS 'process id of the session; NULL where a lease has the ticket';
 COMMENT ON COLUMN dlock_locks.lease IS 'lease that keeps the ticket; NULL if none';
 COMMENT ON COLUMN dlock_locks.role IS 'role that asked for the lock; with a lease, the one that opened it';
 COMMENT ON COLUMN dlock_locks.owner IS 'owner given with a lease; NULL if none';
-COMMENT ON COLUMN dlock_locks.info IS 'what the session says of itself';
+COMMENT ON COLUMN dlock_locks.info IS 'what the request says of itself';
 COMMENT ON COLUMN dlock_locks.channel IS 'channel on which a grant is announced; NULL if none';
 COMMENT ON COLUMN dlock_locks.enqueued_at IS 'when the ticket joined the queue; in session and transaction scope to within a few milliseconds';
 COMMENT ON COLUMN dlock_locks.granted_at IS 'when the lock was granted, as exactly as enqueued_at where nobody waited; NULL for a waiter';
