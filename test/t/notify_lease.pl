@@ -574,8 +574,9 @@ SKIP:
 	my ($copied, $ticket, $other);
 
 	$holder->query("SELECT dlock_acquire('lock'), dlock_acquire('kept')");
-	# A worker stays while it may have to announce something.
+	# A worker that is here stays while it may have to announce something.
 	$waiter->query("SELECT dlock_enqueue('kept', 'nobody')");
+	release($admin->query("SELECT dlock_ttl_acquire('ready', '1h')"));
 	$admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 	$copied = stop_at(worker($admin), 'dlock_rows_write if count > 0');
 	$waiter->start("SELECT dlock_ttl_enqueue('lock', '1h', 'shared')");
