@@ -184,44 +184,50 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-/* Does this ticket hold, and does its row say so? */
-static bool
-is_written_holder(DlockLeaseTicket *ticket)
+/* "a", or "b" if that is a holder and was written before "a" (can be NULL) */
+static DlockLeaseTicket *
+written_first(DlockLeaseTicket *a, DlockLeaseTicket *b)
 {
-	return dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
-		pg_atomic_read_u64(&ticket->granted_lsn) != InvalidXLogRecPtr;
+	XLogRecPtr	lsn_a = a ? pg_atomic_read_u64(&a->granted_lsn) : 0;
+	XLogRecPtr	lsn_b = pg_atomic_read_u64(&b->granted_lsn);
+
+	return dlock_state_of(&b->ticket) == DLOCK_GRANTED &&
+		lsn_b != InvalidXLogRecPtr && (a == NULL || lsn_b < lsn_a) ? b : a;
 }
 
 /*
- * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
- * tickets or the lock's holders, whichever list is shorter.
+ * The ticket with which an open lease holds a lock, or NULL.  Of several, the
+ * one that standbys acknowledge first.  Walks the lease's tickets or the
+ * lock's holders, whichever list is shorter.
  */
 static DlockTicket *
 find_holder_of(DlockSpace *space, const DlockLock *lock,
 			   const DlockLease *lease)
 {
-	DlockTicket *holder = NULL;
-	DlockLeaseTicket *own;
+	DlockLeaseTicket *holder = NULL;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (lease->tickets.length < lock->holders.length)
 	{
-		own = dlock_ticket_in_lease(lease->tickets.head);
-		while (own && !(is_written_holder(own) &&
-						dlock_key_equal(&own->key, &lock->key)))
-			own = dlock_ticket_in_lease(own->in_lease.next);
-		holder = own ? &own->ticket : NULL;
+		for (DlockLeaseTicket *own = dlock_ticket_in_lease(lease->tickets.head);
+			 own; own = dlock_ticket_in_lease(own->in_lease.next))
+		{
+			if (dlock_key_equal(&own->key, &lock->key))
+				holder = written_first(holder, own);
+		}
 	}
 	else
 	{
-		holder = ticket_at(lock->holders.head);
-		while (holder && !(is_lease_ticket(holder) &&
-						   is_written_holder(lease_ticket(holder)) &&
-						   dlock_lease_of(lease_ticket(holder)) == lease))
-			holder = ticket_at(holder->link.next);
+		for (DlockTicket *any = ticket_at(lock->holders.head);
+			 any; any = ticket_at(any->link.next))
+		{
+			if (is_lease_ticket(any) &&
+				dlock_lease_of(lease_ticket(any)) == lease)
+				holder = written_first(holder, lease_ticket(any));
+		}
 	}
 	LWLockRelease(&space->lease_lock);
-	return holder;
+	return holder ? &holder->ticket : NULL;
 }
 
 /* Does the lease with this number hold the lock? */

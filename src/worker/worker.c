@@ -513,7 +513,9 @@ work(void)
 	if (dlock_due_update(my_space))
 		next = 0;
 	(void) dlock_heartbeat_beat(my_space, knows_all);
-	dlock_due_expire(STEP_US);
+	/* tickets can run out faster than a worker that leaves writes them */
+	if (!leaving)
+		dlock_due_expire(STEP_US);
 	if (pg_atomic_read_u32(&my_space->cleared) == 0)
 		next = sooner(next, dlock_task_perform(&clear_task));
 	if (!extension_is_gone)
@@ -526,7 +528,8 @@ work(void)
 	next = sooner(next, dlock_expiry_tell(my_space, false));
 	/* again, because the journal may have brought new leases */
 	next_beat = dlock_heartbeat_beat(my_space, knows_all);
-	return sooner(sooner(next, next_beat), dlock_due_next());
+	next = sooner(next, next_beat);
+	return leaving ? next : sooner(next, dlock_due_next());
 }
 
 /* Pause after "deaths" workers in a row have died young. */
