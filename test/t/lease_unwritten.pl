@@ -131,8 +131,10 @@ sub rows
 }
 
 #
-# A lease has two holds of a lock, and the row of one is not written.
+# A lease has two holds of a lock, and the row of one is not written, or no
+# standby has acknowledged it.
 #
+foreach my $how ('written', 'acknowledged')
 {
 	my @waiters = map { session($node) } 1 .. 3;
 	my $locker = session($node);
@@ -147,15 +149,29 @@ sub rows
 	$other->query("SELECT dlock_lease_enqueue('both', $lease, 'nobody', shared => true, owner => 'b')");
 	$client->query("SELECT dlock_release('both')");
 	like($_->answer, qr/^\d+$/, 'granted') foreach @waiters[0, 1];
-	$locker->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+	if ($how eq 'written')
+	{
+		$locker->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+	}
+	else
+	{
+		my $worker = worker($admin);
+
+		commits_hang($node, 1);
+		# the next worker has read the setting
+		$admin->query("SELECT pg_terminate_backend($worker)");
+		backends_gone($worker);
+	}
 	$admin->query("SELECT pg_cancel_backend($waiters[2]{pid})");
 	like($waiters[2]->answer, qr/57014/, 'a waiter leaves, and the last one is granted');
 	is( $admin->query(
 			q{SELECT count(*) FROM dlock_locks WHERE name = 'both' AND granted}),
 		'3', 'three holders');
+	$admin->wait_for(q{SELECT count(*) = 2 FROM dlock_queue WHERE name = 'both' AND granted})
+	  if $how eq 'acknowledged';
 	is($admin->query("SELECT dlock_is_held('both', $lease)"),
-		't', 'the lease holds the lock while a row cannot be written');
-	$locker->query('ROLLBACK');
+		't', "the lease holds the lock while a row is not $how");
+	$how eq 'written' ? $locker->query('ROLLBACK') : commits_hang($node, 0);
 	$_->quit foreach @waiters, $locker;
 	$admin->query("SELECT dlock_release_ticket(ticket) FROM dlock_locks WHERE name = 'both'");
 }
