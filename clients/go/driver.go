@@ -30,7 +30,9 @@ func checkTransaction(tx Querier) error {
 	known := true
 	switch tx := tx.(type) {
 	case *pgx.Conn:
-		known = tx.PgConn().TxStatus() != 'I'
+		known = tx.IsClosed() || tx.PgConn().TxStatus() != 'I'
+	case *pgxpool.Conn:
+		return checkTransaction(tx.Conn())
 	case *pgxpool.Pool:
 		known = false
 	case querier:

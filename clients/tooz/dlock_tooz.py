@@ -139,9 +139,9 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         self._ttl = float(options.get('timeout', 30))
         rest = [option for option in urllib.parse.parse_qsl(parsed_url.query)
                 if option[0] != 'timeout']
-        self._dsn = urllib.parse.urlunsplit((
-            'postgresql', parsed_url.netloc, parsed_url.path,
-            urllib.parse.urlencode(rest), ''))
+        self._dsn = f'postgresql://{parsed_url.netloc}{parsed_url.path}?'
+        self._dsn += urllib.parse.urlencode(
+            rest, quote_via=urllib.parse.quote)
         self._mutex = threading.Lock()
         self._beating = threading.Lock()
         self._owed = []     # requests to undo

@@ -81,6 +81,8 @@ member = coordination.get_coordinator(url, b'member')
 member.start()
 lock = member.get_lock(b'volume')
 assert lock.acquire()
+assert admin.execute("SELECT count(*) > 0 FROM pg_stat_activity "
+                     "WHERE application_name = 'a b'").fetchone()[0]
 allow(False)
 admin.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
               "WHERE usename = 'app'")
@@ -93,7 +95,7 @@ print('released:', lock.release(), lock.acquired)
 member.heartbeat()
 member.stop()
 END_OF_PROGRAM
-		"dlock://app\@127.0.0.1:$port/postgres",
+		"dlock:///postgres?user=app&host=127.0.0.1&port=$port&application_name=a%20b",
 		$node->connstr('template1')
 	]);
 

@@ -31,25 +31,27 @@ function executor(db) {
 }
 
 // Is this known to execute each statement in a transaction of its own?
-const isRoot = (db) => typeof db.begin === 'function' // postgres.js
-  || typeof db.$transaction === 'function' // Prisma
-  || (typeof db.raw === 'function' && !db.isTransaction); // Knex
+function isRoot(db) {
+  if (typeof db.unsafe === 'function') return typeof db.begin === 'function'; // postgres.js
+  if (typeof db.$queryRawUnsafe === 'function') return typeof db.$connect === 'function'; // Prisma
+  return typeof db.raw === 'function' && !db.isTransaction; // Knex
+}
+
+// Connections of node-postgres, and whether the server was in a transaction after the latest statement
+const statuses = new WeakMap();
 
 /** Requests what lasts until the end of the transaction. */
 export async function inTransaction(db, request) {
   const refusal = () => new WrongState('there is no open transaction', '55000');
   if (isRoot(db)) throw refusal();
-  const connection = typeof db.escapeIdentifier === 'function' ? db.connection : undefined; // node-postgres
-  let status;
-  const note = (message) => { status = message.status; };
-  connection?.on?.('readyForQuery', note);
-  try {
-    const answer = await request();
-    if (status === 'I') throw refusal();
-    return answer;
-  } finally {
-    connection?.off?.('readyForQuery', note);
+  const connection = typeof db.escapeIdentifier === 'function' ? db.connection : undefined;
+  if (connection?.on && !statuses.has(connection)) {
+    statuses.set(connection, undefined);
+    connection.on('readyForQuery', ({ status }) => statuses.set(connection, status));
   }
+  const answer = await request();
+  if (statuses.get(connection) === 'I') throw refusal();
+  return answer;
 }
 
 const arrayOf = (names) => `{${names.map((name) => `"${`${name}`.replace(/["\\]/g, '\\$&')}"`)}}`;

@@ -65,8 +65,10 @@ def lacks_transaction(db: Any) -> bool:
     """Is this known to be outside of any transaction?"""
     if isinstance(db, Psycopg2) or hasattr(db, 'pgconn'):
         return is_idle(db)
-    if hasattr(db, 'fetchrow'):     # asyncpg; its pool is in none
-        return not getattr(db, 'is_in_transaction', bool)()
+    if hasattr(db, 'is_in_transaction'):    # asyncpg
+        return not db.is_in_transaction()
+    if hasattr(db, 'fetchrow') and hasattr(db, 'acquire'):  # its pool
+        return True
     status = getattr(db, 'get_transaction_status', None)    # psycopg2
     return status is not None and status() == 0
 

@@ -389,6 +389,7 @@ row :transaction_none do
   connected do |db|
     LOCKS.lock('lease', ttl: LONG).synchronize do |lease|
       raises(Dlock::WrongState, '55000') { Dlock::Lock.new(db, 'plain', transaction: true).acquire }
+      raises(Dlock::WrongState, '55000') { Dlock.acquire_all(db, %w[plain], transaction: true) }
       raises(Dlock::WrongState, '55000') { lease.guard(db) }
     end
     expect(ADMIN.left('plain'), 0)

@@ -116,7 +116,7 @@ module Dlock
     end
 
     def transaction?
-      @connection.transaction_open?
+      @connection.transaction_open? || Dlock.translated { raw.transaction_status } != PG::PQTRANS_IDLE
     end
 
     def quote(sql, values)

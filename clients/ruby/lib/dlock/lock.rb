@@ -355,6 +355,7 @@ module Dlock
   def self.acquire_all(connection, names, transaction: false, timeout: nil, shared: nil, info: nil)
     names = names.uniq
     database = Database.for(connection)
+    database.check_transaction if transaction
     locks = names.map { |name| Lock.new(database, name, transaction: transaction) }
     fences = held = nil
     database.request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all", Wire.array(names),

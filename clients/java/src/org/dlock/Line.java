@@ -123,7 +123,7 @@ final class Line {
     static void checkTransaction(Connection connection) throws DlockException {
         try {
             if (connection.getAutoCommit())
-                throw new DlockException.WrongState("there is no open transaction: the connection is in autocommit mode");
+                throw new DlockException.WrongState("the connection is in autocommit mode");
         } catch (SQLException error) {
             throw DlockException.of(error);
         }
