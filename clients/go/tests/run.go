@@ -637,7 +637,7 @@ var rows = []row{
 	}},
 
 	{"transaction_none", func() {
-		pool, err := pgxpool.New(ctx, main_)
+		pool, err := pgxpool.NewWithConfig(ctx, poolConfig(2))
 		must(err)
 		defer pool.Close()
 		with(main_, func(conn *pgx.Conn) {
