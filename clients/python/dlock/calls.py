@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 
 from .callers import Asyncio, Blocking, Caller, Statement, both, execute, settle
-from .drivers import Psycopg2, lacks_transaction
-from .errors import BadArgument, LockLost, WrongState, translated
+from .drivers import Psycopg2, check_transaction
+from .errors import BadArgument, LockLost, translated
 from .lines import call, delta
 
 
@@ -62,12 +62,8 @@ class Executor:
     async def ask_to_last(self, statement: Statement) -> Any:
         """For what lasts until the end of the transaction"""
         answer = await self.ask(statement)
-        self.check_transaction()
+        check_transaction(self.db)
         return answer
-
-    def check_transaction(self) -> None:
-        if lacks_transaction(self.db):
-            raise WrongState('there is no open transaction', '55000')
 
     def _own(self, sql: str, values: tuple[Any, ...]) -> Any:
         return execute(self.db, (sql, values))

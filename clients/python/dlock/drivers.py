@@ -7,6 +7,8 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+from .errors import WrongState
+
 
 class Psycopg2:
     """A blocking connection.  An exception of a signal handler is raised only
@@ -61,7 +63,13 @@ class Psycopg2:
         self._handlers.remove(handler)
 
 
-def lacks_transaction(db: Any) -> bool:
+def check_transaction(db: Any) -> None:
+    """Raises WrongState if this is known to be outside of any transaction."""
+    if _lacks_transaction(db):
+        raise WrongState('there is no open transaction', '55000')
+
+
+def _lacks_transaction(db: Any) -> bool:
     """Is this known to be outside of any transaction?"""
     if isinstance(db, Psycopg2) or hasattr(db, 'pgconn'):
         return is_idle(db)

@@ -12,7 +12,7 @@ from .callers import (
     OBEY, UNDO, Asyncio, Blocking, Caller, Statement, both, cancel, cut,
     execute, forking, run, settle)
 from .calls import Executor
-from .drivers import Psycopg2
+from .drivers import Psycopg2, check_transaction
 from .errors import (
     BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
@@ -570,7 +570,7 @@ class BaseLock(Kept):
                                  timeout=delta(max(0, until - now()))),
                     until + GRACE, None, lambda: self._cancelled))
             if self.scope == 'transaction':
-                Executor(line.connection).check_transaction()
+                check_transaction(line.connection)
             self.fence = fence
             if self._under:
                 self._heart = self._under

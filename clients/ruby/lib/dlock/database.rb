@@ -82,7 +82,7 @@ module Dlock
     end
 
     def transaction?
-      Dlock.translated { @connection.transaction_status } != PG::PQTRANS_IDLE
+      Dlock.translated { raw.transaction_status } != PG::PQTRANS_IDLE
     end
   end
 
@@ -116,7 +116,7 @@ module Dlock
     end
 
     def transaction?
-      @connection.transaction_open? || Dlock.translated { raw.transaction_status } != PG::PQTRANS_IDLE
+      @connection.transaction_open? || super
     end
 
     def quote(sql, values)
