@@ -84,6 +84,9 @@ dlock_request_wait(const DlockRequest *request, DlockHeld *held)
 		patient.timeout = HANDOVER_TIMEOUT;
 	PG_TRY();
 	{
+		/* an heir (I17) is shown as its lease's, so calls must find it */
+		if (held->ticket->session == 0)
+			dlock_id_insert(&((DlockLeaseTicket *) held->ticket)->record);
 		outcome = dlock_wait_for_grant(&patient, held->ticket);
 		if (outcome == DLOCK_LOST && held->ticket->session != 0)
 			dlock_raise_lost_place(request, held->number);

@@ -1,7 +1,8 @@
 # A session is granted a lease's ticket, and fails before the ticket can be found
 # by its number, for example for lack of memory.  Another client makes the same
 # request at that moment, and keeps the ticket, which is found by its number.
-# The same is true if the lease had the ticket already while the session waited.
+# The same is true if the lease had the ticket already while the session waited;
+# then the ticket is found before it is granted, too.
 #
 # A session waits with a ticket with a ttl, which another client has, too.  The
 # ticket is ended, and the session repeats the request.  The session is granted
@@ -86,13 +87,16 @@ my $heir = q{dlock_ttl_acquire('lock', '1h', owner => 'one')};
 $ticket = $holder->query(q{SELECT dlock_ttl_acquire('lock', '1h')});
 $holder->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
 $admin->query("SELECT dlock_release_ticket($ticket)");
-$stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_queue_withdraw');
+$stopped = fail_in($waiter, 'dlock_durable_wait', 'dlock_queue_withdraw');
 foreach my $client ($waiter, $other)
 {
 	$client->start("SELECT $heir");
 	$admin->wait_for(q{SELECT wait_event_type = 'Lock' }
 		  . "FROM pg_stat_activity WHERE pid = $client->{pid}");
 }
+is( $admin->query(q{SELECT dlock_renew(ticket), dlock_renew(lease) }
+		  . q{FROM dlock_locks WHERE name = 'lock' AND NOT granted}),
+	'1|1', 'its number is found while it waits, because views show it');
 $holder->query('ROLLBACK');
 $stopped->();
 $ticket = $other->answer;
@@ -103,6 +107,27 @@ like($waiter->answer, qr/57014/, 'the session has failed');
 is($admin->query("SELECT dlock_release_ticket($ticket)"),
 	't', 'the ticket is found by its number');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+
+#
+# The session cannot insert its ticket's number before it waits, or
+# dlock_reset() ends its lease.
+#
+$ticket = $holder->query(q{SELECT dlock_ttl_acquire('lock', '1h')});
+$holder->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+$admin->query("SELECT dlock_release_ticket($ticket)");
+my $raised = raise_in($waiter, 'dlock_queue_join_for_lease', 'dlock_id_insert');
+$waiter->start("SELECT $heir");
+$raised->();
+like($waiter->answer, qr/ERROR/, 'the session has failed');
+is($admin->query('SELECT count(*) FROM dlock_locks WHERE lease IS NOT NULL '
+	  . 'AND NOT granted'), '0', 'and does not wait');
+$waiter->start("SELECT $heir");
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
+$admin->query('SELECT dlock_reset()');
+like($waiter->answer, qr/55L01/, 'a reset ends the lease of a waiting session');
+$holder->query('ROLLBACK');
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+$lease = $admin->query("SELECT dlock_lease_open('1h')");
 
 #
 # A request is repeated
