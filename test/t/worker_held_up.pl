@@ -2,8 +2,8 @@
 # leases are due at once, or a lease has many tickets.
 #
 # What would break it: a worker that waits for a lock on a table as long as
-# other sessions may wait, that only writes once it was told to end, or that
-# ends all due leases before it does anything else.
+# other sessions may wait, that only writes once it was told to end, or ends
+# leases then; that ends all due leases before it does anything else.
 
 use strict;
 use warnings FATAL => 'all';
@@ -80,12 +80,13 @@ my $listener = session($node);
 	is($lost, '0', "a table is locked: a lease of $ttl s lives on ($times)");
 
 	# A worker that was told to end waits for the table for a second, longer
-	# than the lease lives without heartbeats.  A slow machine tries again.
-	my $kept = '0';
+	# than the leases live without heartbeats.  A slow machine tries again.
+	my ($kept, $ended) = ('0', 1);
 
-	for (my $n = 0; $n < 20 && $kept ne '1'; $n++)
+	for (my $n = 0; $n < 20 && ($kept ne '1' || $ended); $n++)
 	{
 		my $lease = $client->query("SELECT dlock_lease_open('400ms', attach => true)");
+		my $short = $client->query("SELECT dlock_lease_open('400ms')");
 		my $ticket = $listener->query("SELECT dlock_ttl_acquire('written', '1h')");
 		my $worker = worker($admin);
 
@@ -94,10 +95,12 @@ my $listener = session($node);
 		$listener->query("SELECT pg_terminate_backend($worker)");
 		backends_gone($worker);
 		$kept = $listener->query("SELECT count(*) FROM dlock_leases WHERE lease = $lease");
+		$ended = slurp_file($node->logfile) =~ /\[$worker\] LOG:  lease $short .* has run out/;
 		$admin->query('ROLLBACK');
 		$client->query("SELECT dlock_lease_close($lease)");
 	}
 	is($kept, '1', 'a worker that is about to end keeps attached leases alive');
+	ok(!$ended, 'and ends no others, because each end is more to write');
 
 	$client->query('SET synchronous_commit = local');
 	$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
