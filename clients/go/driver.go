@@ -27,19 +27,19 @@ type Querier interface {
 
 // checkTransaction is for what lasts until the end of the transaction.
 func checkTransaction(tx Querier) error {
-	known := true
+	open := true
 	switch tx := tx.(type) {
 	case *pgx.Conn:
-		known = tx.IsClosed() || tx.PgConn().TxStatus() != 'I'
+		open = tx.IsClosed() || tx.PgConn().TxStatus() != 'I'
 	case *pgxpool.Conn:
 		return checkTransaction(tx.Conn())
 	case *pgxpool.Pool:
-		known = false
+		open = false
 	case querier:
 		_, several := tx.tx.(*sql.DB)
-		known = !several
+		open = !several
 	}
-	if !known {
+	if !open {
 		return newError(WrongState, "55000", "there is no open transaction", nil)
 	}
 	return nil
