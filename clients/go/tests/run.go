@@ -261,6 +261,10 @@ func (s *session) untilWaits(name string) {
 	s.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = $1 AND NOT granted", name)
 }
 
+func (s *session) untilCallWaits() {
+	s.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+}
+
 func (s *session) force(ticket int64) {
 	check(s.is("SELECT dlock_force_release($1)", ticket), "forced")
 }
@@ -689,7 +693,7 @@ var rows = []row{
 				waiting = async(func() error { return acquire(lock) })
 				admin.untilWaits("lease")
 			})
-			admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+			admin.untilCallWaits()
 			check(len(waiting) == 0, "still waiting")
 			latest = dlock.Now() + long*99/100
 		})
@@ -1631,6 +1635,22 @@ var rows = []row{
 		must(second.Unlock())
 	}},
 
+	{"release_repeated", func() {
+		lease := late().NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			tickets := lease.NewTickets()
+			ticket := enqueue(tickets, "queue")
+			abandoned("dlock_release_ticket", func(waitNoMore func()) {
+				releasing := async(func() error { return tickets.Release(ctx, ticket) })
+				admin.untilCallWaits()
+				admin.ask("SELECT dlock_release_ticket($1)", ticket)
+				waitNoMore()
+				must(<-releasing)
+			})
+			return tickets.Close()
+		}))
+	}},
+
 	{"undo_late", func() {
 		first, second := lateJobs()
 		abandoned("dlock_locks", func(waitNoMore func()) {
@@ -1922,7 +1942,7 @@ var own = []row{
 				_, err := lock.Lock(ctx)
 				return err
 			})
-			admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+			admin.untilCallWaits()
 			check(admin.left("lease") == 1, "granted")
 			cancel()
 			raises(dlock.Cancelled, "57014", <-waiting)

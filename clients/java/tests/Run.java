@@ -302,6 +302,11 @@ public final class Run {
         }
     }
 
+    static void untilCallWaits() throws Exception {
+        admin.until("SELECT count(*) = 1 FROM pg_stat_activity"
+                + " WHERE usename = 'app' AND wait_event = 'advisory'");
+    }
+
     static boolean isHeld(Lock lock) throws Exception {
         return admin.is("SELECT dlock_check(?, ?)", lock.name(), lock.fence());
     }
@@ -544,8 +549,7 @@ public final class Run {
                 waiting = new Task<>(lock::acquire);
                 admin.untilWaits("lease");
             }
-            admin.until("SELECT count(*) = 1 FROM pg_stat_activity"
-                    + " WHERE usename = 'app' AND wait_event = 'advisory'");
+            untilCallWaits();
             check(!waiting.isDone());
             latest = Locks.now() + LONG.toNanos() / 100 * 99;
         }
@@ -1381,8 +1385,7 @@ public final class Run {
             Lock lock = late().lock("busy").ttl(LONG);
             ask(other, "SELECT pg_advisory_lock(17)");
             Task<Lock> waiting = new Task<>(lock::acquire);
-            admin.until("SELECT count(*) = 1 FROM pg_stat_activity"
-                    + " WHERE usename = 'app' AND wait_event = 'advisory'");
+            untilCallWaits();
             lock.cancel();
             raises(DlockException.Cancelled.class, "57014", waiting::result);
             same(admin.left("busy"), 0L);
@@ -1521,7 +1524,23 @@ public final class Run {
         }
     }
 
-    @Row(66) static void undo_late() throws Exception {
+    @Row(66) static void release_repeated() throws Exception {
+        try (Lease lease = late().lease(LONG).open(); Tickets tickets = new Tickets(lease)) {
+            long ticket = tickets.enqueue("queue");
+            try (Abandoned calls = new Abandoned("dlock_release_ticket")) {
+                Task<Void> releasing = new Task<>(() -> {
+                    tickets.release(ticket);
+                    return null;
+                });
+                untilCallWaits();
+                admin.ask("SELECT dlock_release_ticket(?)", ticket);
+                calls.waitNoMore();
+                releasing.result();
+            }
+        }
+    }
+
+    @Row(67) static void undo_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         Lock first = impatient.lock("late").ttl(LONG).owner("job/1");
         Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
@@ -1542,7 +1561,7 @@ public final class Run {
         second.release();
     }
 
-    @Row(67) static void renew_late() throws Exception {
+    @Row(68) static void renew_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         try (Lock lock = impatient.lock("late").ttl(LONG).acquire()) {
             try (Abandoned calls = new Abandoned("dlock_renew")) {
@@ -1555,7 +1574,7 @@ public final class Run {
         }
     }
 
-    @Row(68) static void renew_lost() throws Exception {
+    @Row(69) static void renew_lost() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         for (boolean after : new boolean[] {true, false}) {
             Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
@@ -1579,7 +1598,7 @@ public final class Run {
         }
     }
 
-    @Row(69) static void pool_returned() throws Exception {
+    @Row(70) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1595,7 +1614,7 @@ public final class Run {
         }
     }
 
-    @Row(70) static void clock_stepped() throws Exception {
+    @Row(71) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1619,7 +1638,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(71) static void lease_promotion() throws Exception {
+    @Row(72) static void lease_promotion() throws Exception {
         Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");

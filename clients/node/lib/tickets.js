@@ -32,6 +32,7 @@ export class Tickets {
   #tail = Promise.resolve();
   #waking = new Set();
   #closed = false;
+  #doubt = false; // may an earlier attempt of the latest call have been executed?
   #gone; // a loss that nobody has heard
 
   constructor(locks, { lease, near = '' } = {}) {
@@ -84,7 +85,7 @@ export class Tickets {
       } finally {
         if (!this.#requests.has(ticket)) this.#granted.delete(ticket);
       }
-      if (!released) throw new LockLost(`ticket ${ticket} was lost`, '55L01');
+      if (!released && !this.#doubt) throw new LockLost(`ticket ${ticket} was lost`, '55L01');
     });
   }
 
@@ -220,16 +221,16 @@ export class Tickets {
   // Executes a call, again over a new connection if one breaks, until the patience ends
   async #kept(statement) {
     const end = now() + this.#line.patience;
-    let doubt = false;
+    this.#doubt = false;
     for (const pause of pauses()) {
       try {
         return await ask(await this.#session(), statement);
       } catch (error) {
         // without a client, no connection could be made in time
         const broken = error instanceof ConnectionLost && this.#line.client;
-        if (broken) doubt = this.#client.ended = true;
+        if (broken) this.#doubt = this.#client.ended = true;
         if (!broken || now() >= end) {
-          if (error instanceof DlockError) error.doubt = doubt; // an attempt may have been executed
+          if (error instanceof DlockError) error.doubt = this.#doubt;
           throw error;
         }
       }

@@ -159,7 +159,7 @@ def renewals_wait():
         yield
 
 
-def until_renewal_waits():
+def until_call_waits():
     admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
                 "WHERE usename = 'app' AND wait_event = 'advisory'")
 
@@ -526,7 +526,7 @@ def lease_deadline():
         with admin.holds('lease'):
             waiting = start(lock.acquire)
             admin.until_waits('lease')
-        until_renewal_waits()
+        until_call_waits()
         assert not waiting.done()
         latest = now() + LONG * 0.99
     waiting.result(TIMEOUT)
@@ -1494,7 +1494,7 @@ def acquire_cancelled():
     with renewals_wait():
         lock = late().lock('busy', ttl=LONG)
         waiting = start(lock.acquire)
-        until_renewal_waits()
+        until_call_waits()
         lock.cancel()
         with raises(dlock.Cancelled):
             waiting.result(TIMEOUT)
@@ -1516,7 +1516,7 @@ def acquire_cancelled():
         with renewals_wait():
             task = asyncio.ensure_future(
                 late(dlock.AsyncLocks).lock('busy', ttl=LONG).acquire())
-            await beside(until_renewal_waits)
+            await beside(until_call_waits)
             task.cancel()
             with raises(asyncio.CancelledError):
                 await task
@@ -1776,6 +1776,20 @@ def release_late():
         assert is_held('late', second.fence)
         await second.release()
     asyncio.run(same())
+
+
+@row
+def release_repeated():
+    patient = late()
+    with patient.lease(LONG) as lease, \
+            dlock.Tickets(patient, lease=lease) as tickets:
+        ticket = tickets.enqueue('queue')
+        with abandoned('dlock_release_ticket') as wait_no_more:
+            releasing = start(tickets.release, ticket)
+            until_call_waits()
+            admin('SELECT dlock_release_ticket(%s)', ticket)
+            wait_no_more()
+            releasing.result(TIMEOUT)
 
 
 @row

@@ -1387,6 +1387,21 @@ row :release_late do
   end
 end
 
+row :release_repeated do
+  late.lease(LONG).synchronize do |lease|
+    during(lease.tickets) do |tickets|
+      ticket = tickets.enqueue('queue')
+      abandoned('dlock_release_ticket') do |wait_no_more|
+        releasing = start { tickets.release(ticket) }
+        until_call_waits
+        ADMIN.call('SELECT dlock_release_ticket($1)', ticket)
+        wait_no_more.call
+        releasing.value
+      end
+    end
+  end
+end
+
 row :undo_late do
   first, second = late_jobs
   cancel = lambda do |waiting|

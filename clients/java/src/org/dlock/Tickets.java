@@ -41,7 +41,7 @@ public final class Tickets implements AutoCloseable {
     private final Set<Long> granted = new HashSet<>();
     private final Set<String> watched = new HashSet<>();
     private long round = Clock.now() + ROUND;
-    private boolean again;      // is the last call being repeated?
+    private boolean again;      // was the last call repeated?
 
     /** Tickets of the session, which end with the connection */
     public Tickets(Locks locks) { this(locks, ""); }
@@ -259,7 +259,7 @@ public final class Tickets implements AutoCloseable {
         if (request == null)
             throw new DlockException.LockLost("ticket " + ticket + " is not ours");
         try {
-            if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
+            if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true) && !again)
                 throw new DlockException.LockLost("ticket " + ticket + " was lost");
         } catch (DlockException.LockLost error) {
             throw error;
