@@ -96,7 +96,7 @@ sub start_servers
 				attach boolean = false, delay interval = NULL, info text = NULL)
 			RETURNS bigint LANGUAGE plpgsql AS $$
 			BEGIN
-				PERFORM pg_sleep_for(ttl);
+				PERFORM pg_sleep_for(least(ttl, '1 s'));
 				RETURN public.dlock_lease_open(ttl, attach, delay, info);
 			END $$;
 			CREATE TABLE late.waits (function text);
