@@ -305,10 +305,12 @@ func abandoned(function string, work func(waitNoMore func())) {
 		}
 		execute("SELECT pg_advisory_lock(18)")
 		execute("INSERT INTO late.waits VALUES ($1)", function)
-		work(func() { execute("DELETE FROM late.waits") })
-		pids = execute("SELECT array_agg(pid) FROM pg_stat_activity" +
-			" WHERE usename = 'app' AND wait_event = 'advisory'")[0]
-		check(pids != "", "no call has waited")
+		work(func() {
+			pids = execute("SELECT array_agg(pid) FROM pg_stat_activity" +
+				" WHERE usename = 'app' AND wait_event = 'advisory'")[0]
+			check(pids != "", "no call has waited")
+			execute("DELETE FROM late.waits")
+		})
 	})
 	admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = ANY ($1::integer[])", pids)
 }
@@ -430,6 +432,7 @@ type wire struct {
 
 func (w wire) Write(text []byte) (int, error) {
 	if err := w.pass(true, text); err != nil {
+		w.Close() // a driver may try again
 		return 0, err
 	}
 	return w.Conn.Write(text)
@@ -441,6 +444,7 @@ func (w wire) Read(text []byte) (int, error) {
 		piece := make([]byte, 8192)
 		n, err := w.Conn.Read(piece)
 		if failure := w.pass(false, piece[:n]); failure != nil {
+			w.Close()
 			return 0, failure
 		}
 		if n == 0 {

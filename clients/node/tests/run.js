@@ -1145,18 +1145,21 @@ rows.release_late = async () => {
   }
 };
 
-rows.release_repeated = () => late().lease({ ttl: LONG }).run(async (lease) => {
-  const tickets = lease.tickets();
-  const ticket = await tickets.enqueue('queue');
-  await abandoned('dlock_release_ticket', async (waitNoMore) => {
-    const releasing = tickets.release(ticket);
-    await untilCallWaits();
-    await admin.ask('SELECT dlock_release_ticket($1)', ticket);
-    await waitNoMore();
-    await releasing;
+rows.release_repeated = async () => {
+  const patient = late();
+  await patient.lease({ ttl: LONG }).run(async (lease) => {
+    const tickets = patient.tickets({ lease });
+    const ticket = await tickets.enqueue('queue');
+    await abandoned('dlock_release_ticket', async (waitNoMore) => {
+      const releasing = tickets.release(ticket);
+      await untilCallWaits();
+      await admin.ask('SELECT dlock_release_ticket($1)', ticket);
+      await waitNoMore();
+      await releasing;
+    });
+    await tickets.close();
   });
-  await tickets.close();
-});
+};
 
 rows.undo_late = async () => {
   const impatient = late({ patience: 100 });
