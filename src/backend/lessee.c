@@ -6,8 +6,8 @@
  * A blocking request waits with a session's ticket, which the lease adopts at
  * the grant.  An enqueued ticket is the lease's from the start.  A call either
  * returns a durable ticket or withdraws the ticket that it has made.  Each call
- * inserts its ticket into the table of numbers, behind the mark that withdraws
- * it: the call that made the ticket may fail, or be slow, before it does so.
+ * inserts its ticket into the table of numbers, where an error withdraws the
+ * ticket: the call that made it may fail, or be slow, before it does so.
  *
  *-------------------------------------------------------------------------
  */
