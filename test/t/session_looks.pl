@@ -114,7 +114,7 @@ sub advisory_waiters
 	is( $waiter->query("SELECT dlock_try_acquire('leased', '100ms') IS NULL"),
 		't', 'a lease holds the lock');
 	$node->wait_for_log(
-		qr/Process holding the lock: lease $lease \(role "\w+"\)\. Wait queue: $waiter->{pid}\.\n/,
+		qr/Process holding the lock: lease $lease \(role "[^"]+"\)\. Wait queue: $waiter->{pid}\.\n/,
 		$offset);
 	pass('log_lock_waits names the lease');
 	$admin->query("SELECT dlock_release_ticket($lease)");

@@ -18,8 +18,8 @@ use Test::More;
 my $node = new_server('main', conf => 'autovacuum = off');
 my $superuser =
   $node->safe_psql('postgres', 'SELECT rolname FROM pg_roles WHERE oid = 10');
-my @places = ('DATABASE test', "ROLE $superuser",
-	"ROLE $superuser IN DATABASE test", 'ROLE ALL');
+my @places = ('DATABASE test', qq(ROLE "$superuser"),
+	qq(ROLE "$superuser" IN DATABASE test), 'ROLE ALL');
 my @settings = (
 	'role = stranger',
 	'session_authorization = stranger',
