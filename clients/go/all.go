@@ -22,11 +22,15 @@ func InTxAll(ctx context.Context, tx Querier, names []string, given ...Option) (
 // LockAll acquires locks in session scope, which must all be on one connection of the program.
 func LockAll(ctx context.Context, locks []*Lock, given ...Option) error {
 	o, until := limits(given)
-	names := make([]string, len(locks))
+	names, seen := make([]string, len(locks)), map[string]bool{}
 	for n, lock := range locks {
-		if names[n] = lock.name; lock.line == nil || !lock.line.given || lock.line.conn != locks[0].line.conn {
+		if lock.line == nil || !lock.line.given || lock.line.conn != locks[0].line.conn {
 			return newError(BadArgument, "22023", "not all locks are on one connection", nil)
 		}
+		if names[n] = lock.name; seen[lock.name] {
+			return newError(BadArgument, "22023", strconv.Quote(lock.name)+" is given twice", nil)
+		}
+		seen[lock.name] = true
 	}
 	if len(locks) == 0 {
 		return nil

@@ -337,7 +337,13 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 		return t.last, nil
 	}
 	if t.lease == nil && len(t.places) > 0 {
-		t.places, t.order = map[int64]*place{}, nil
+		var events []Event
+		for _, event := range t.events {
+			if event.Event == "held" || event.Event == "free" || t.places[event.Ticket] == nil {
+				events = append(events, event)
+			}
+		}
+		t.events, t.places, t.order = events, map[int64]*place{}, nil
 		return nil, newError(LockLost, "55L01", "the tickets are gone with their connection", nil)
 	}
 	t.line.drop() // it may listen, and have watches

@@ -1026,9 +1026,10 @@ var rows = []row{
 	{"enqueue_connection_killed", func() {
 		lease := locks.NewLease(dlock.TTL(long))
 		must(opened(lease))
-		ours, kept := locks.NewTickets(), lease.NewTickets()
+		ours, unread, kept := locks.NewTickets(), locks.NewTickets(), lease.NewTickets()
 		var held, waits int64
 		admin.holds("busy", func(int64) {
+			enqueue(unread, "unread")
 			enqueue(ours, "free")
 			check(next(ours).Event == "granted", "granted")
 			held, waits = enqueue(kept, "kept"), enqueue(kept, "busy")
@@ -1038,6 +1039,11 @@ var rows = []row{
 			lost(err)
 			ticket := enqueue(ours, "free")
 			isEvent(next(ours), "granted", "free", ticket)
+			_, err = unread.Enqueue(ctx, "other")
+			lost(err)
+			ticket = enqueue(unread, "other")
+			isEvent(next(unread), "granted", "other", ticket)
+			must(unread.Close())
 			none(kept)
 			seen := admin.ask("SELECT string_agg(ticket::text, ' ' ORDER BY ticket) FROM dlock_locks WHERE lease = $1", lease.ID())
 			check(seen == fmt.Sprint(held, " ", waits), seen)
@@ -1655,6 +1661,36 @@ var rows = []row{
 		}))
 	}},
 
+	{"release_refused", func() {
+		with(main_, func(conn *pgx.Conn) {
+			lock := dlock.OnConn(conn, "plain")
+			refused := func(code string) {
+				err := lock.Unlock()
+				var own *dlock.Error
+				check(errors.As(err, &own) && own.Code == code && own.Kind != dlock.LockLost, err)
+				must(lock.Check())
+				check(!admin.isFree("plain"), "free")
+			}
+			held, err := lock.Lock(ctx)
+			must(err)
+			fence := lock.Fence()
+			conn.Exec(ctx, "BEGIN")
+			conn.Exec(ctx, "SELECT 1 / 0")
+			refused("25P02")
+			conn.Exec(ctx, "ROLLBACK")
+			// the program reads rows
+			rows, err := conn.Query(ctx, "SELECT 1")
+			must(err)
+			refused("55000")
+			rows.Close()
+			must(held.Err())
+			check(lock.Fence() == fence, "another fence")
+			must(lock.Unlock())
+			check(admin.isFree("plain"), "free")
+			wrong(lock.Unlock())
+		})
+	}},
+
 	{"undo_late", func() {
 		first, second := lateJobs()
 		abandoned("dlock_locks", func(waitNoMore func()) {
@@ -2062,7 +2098,9 @@ var own = []row{
 			must(both[1].Unlock())
 			check(admin.isFree("b") && !admin.isFree(names[0]), "free")
 			must(both[0].Unlock())
-			raises(dlock.BadArgument, "22023", dlock.LockAll(ctx, append(both, locks.NewLock("c"))))
+			for _, other := range []*dlock.Lock{locks.NewLock("c"), dlock.OnConn(conn, "b")} {
+				raises(dlock.BadArgument, "22023", dlock.LockAll(ctx, append(both, other)))
+			}
 		})
 	}},
 
@@ -2474,34 +2512,6 @@ var own = []row{
 		admin.until("SELECT count(*) = 1 AND bool_and(granted) FROM dlock_locks WHERE name = 'owed'")
 		ticket := int64(atoi(admin.ask("SELECT ticket FROM dlock_locks WHERE name = 'owed'")))
 		must(do(lock, func(context.Context) { check(lock.Fence() > ticket, "a greater fence") }))
-	}},
-
-	// A connection of the program that cannot execute the release keeps the lock.
-	{"release_refused", func() {
-		with(main_, func(conn *pgx.Conn) {
-			lock := dlock.OnConn(conn, "plain")
-			refused := func(code string) {
-				err := lock.Unlock()
-				var own *dlock.Error
-				check(errors.As(err, &own) && own.Code == code && own.Kind != dlock.LockLost, err)
-				must(lock.Check())
-				check(!admin.isFree("plain"), "free")
-			}
-			held, err := lock.Lock(ctx)
-			must(err)
-			conn.Exec(ctx, "BEGIN")
-			conn.Exec(ctx, "SELECT 1 / 0")
-			refused("25P02")
-			conn.Exec(ctx, "ROLLBACK")
-			rows, err := conn.Query(ctx, "SELECT 1")
-			must(err)
-			refused("55000")
-			rows.Close()
-			must(held.Err())
-			must(lock.Unlock())
-			check(admin.isFree("plain"), "free")
-			wrong(lock.Unlock())
-		})
 	}},
 
 	{"reset", func() {

@@ -182,6 +182,8 @@ export class Tickets {
     if (this.#closed) throw new WrongState('the tickets are closed', '55000');
     if (this.#client && !this.#client.ended) return this.#client;
     if (!this.#lease && this.#requests.size) {
+      this.#events = this.#events.filter(({ event, ticket }) =>
+        ['held', 'free'].includes(event) || !this.#requests.has(ticket));
       this.#requests.clear();
       this.#granted.clear();
       throw new LockLost('the tickets are gone with their connection', '55L01');

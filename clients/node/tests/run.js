@@ -577,9 +577,11 @@ rows.enqueue_thousands = () => connected(async (holder) => {
 
 rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lease) => {
   const ours = locks.tickets();
+  const unread = locks.tickets();
   const kept = locks.tickets({ lease });
   let held, waits;
   await admin.holds('busy', async () => {
+    await unread.enqueue('unread');
     await ours.enqueue('free');
     assert.equal((await ours.next({ timeout: TIMEOUT })).event, 'granted');
     held = await kept.enqueue('kept');
@@ -587,8 +589,11 @@ rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lea
     assert.deepEqual(await kept.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'kept', ticket: held });
     await killSessions();
     await raises(LockLost, '55L01', () => ours.next({ timeout: TIMEOUT }));
-    const ticket = await ours.enqueue('free');
-    assert.deepEqual(await ours.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'free', ticket });
+    await raises(LockLost, '55L01', () => unread.enqueue('other'));
+    for (const [tickets, lock] of [[ours, 'free'], [unread, 'other']]) {
+      const ticket = await tickets.enqueue(lock);
+      assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'granted', lock, ticket });
+    }
     assert.equal(await kept.next({ timeout: 0 }), undefined);
     assert.deepEqual(await admin.ask(
       'SELECT array_agg(ticket::float8 ORDER BY ticket) FROM dlock_locks WHERE lease = $1', lease.id), [held, waits]);
@@ -597,8 +602,7 @@ rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lea
   assert.equal(await kept.next({ timeout: 0 }), undefined);
   await kept.release(waits);
   await kept.release(held);
-  await kept.close();
-  await ours.close();
+  for (const tickets of [kept, ours, unread]) await tickets.close();
 });
 
 rows.enqueue_released = async () => {
@@ -1160,6 +1164,20 @@ rows.release_repeated = async () => {
     await tickets.close();
   });
 };
+
+rows.release_refused = () => connected(async (client) => {
+  const lock = new Lock(client, 'plain');
+  const fence = await lock.acquire();
+  await client.query('BEGIN');
+  await assert.rejects(client.query('SELECT 1 / 0'));
+  await assert.rejects(lock.release(), { code: '25P02' });
+  lock.check();
+  await client.query('ROLLBACK');
+  assert.equal(lock.fence, fence);
+  assert(!await admin.isFree('plain'));
+  await lock.release();
+  assert(await admin.isFree('plain'));
+});
 
 rows.undo_late = async () => {
   const impatient = late({ patience: 100 });
