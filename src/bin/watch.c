@@ -52,7 +52,10 @@ print_change(const char *payload)
 	if (server_state != SERVER_OPEN)
 	{
 		PQclear(fields);
-		return server_connection() != NULL;
+		if (server_connection() == NULL)
+			return false;
+		pg_log_warning("a change cannot be shown: %s", server_problem);
+		return true;
 	}
 	for (int i = 0; i < n_watched; i++)
 	{

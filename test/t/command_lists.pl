@@ -168,6 +168,18 @@ foreach my $it ($watch, $lines)
 		'watch says why it ends');
 }
 
+# A name that this server cannot decode
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE ascii TEMPLATE template0 '
+		  . q{ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'});
+	$node->safe_psql('ascii', 'CREATE EXTENSION dlock');
+	$watch = Dlock::Command->new($node->connstr('ascii'), 'watch', "\xc3\xa4", 'a');
+	poll('watch reports other names', sub { $watch->out =~ /  a  free/ });
+	like($watch->err, qr/warning: a change cannot be shown: /, 'watch says what it cannot show');
+	$watch->signal('TERM');
+	is($watch->exit_code, 143, 'a signal ends it');
+}
+
 # A request that the server refuses for lack of memory is retried.
 {
 	# so many names that their memory is charged to the role
