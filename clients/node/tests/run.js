@@ -1167,7 +1167,7 @@ rows.release_repeated = async () => {
 
 rows.release_refused = () => connected(async (client) => {
   const lock = new Lock(client, 'plain');
-  const fence = await lock.acquire();
+  const { fence } = await lock.acquire();
   await client.query('BEGIN');
   await assert.rejects(client.query('SELECT 1 / 0'));
   await assert.rejects(lock.release(), { code: '25P02' });
