@@ -228,6 +228,10 @@ downgrade_held(DlockHeld *held)
 	holds = dlock_queue_downgrade(&held->name->key, ticket);
 	if (was_exclusive && ticket->mode == DLOCK_SHARED)
 		dlock_held_count_shared(held);
+	/* if the ticket was enqueued, its grant can be unconfirmed */
+	if (holds)
+		dlock_journal_flush_removal(dlock_space_at(ticket->space),
+									&held->name->key);
 	return holds;
 }
 

@@ -43,7 +43,9 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 
 	*held = NULL;
 	*created = false;
-	if (!adopt)
+	if (adopt)
+		dlock_contention_prepare(space);
+	else
 		dlock_held_prepare(&request->key);
 	(void) dlock_record_begin_uses();
 	dlock_request_check_memory(space, request->lease->role);

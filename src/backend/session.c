@@ -250,6 +250,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	else
 	{
 		(void) dlock_load_name(space, &request->key, DLOCK_WAIT_FOREVER, NULL);
+		dlock_contention_prepare(space);
 		held = join(space, request, false);
 		if (dlock_held_is_granted(held))
 			confirm_grant(space, held);

@@ -79,7 +79,7 @@ close_account(Account *account)
 static Account *
 find_closed_account(void)
 {
-	static int	next = 0;
+	static uint32 next = 0;
 	Account    *account;
 
 	for (int i = 0; i < MAX_OPEN; i++)

@@ -104,12 +104,7 @@ dlock_due_add(DlockLease *lease)
 							   &found);
 
 	if (found)
-	{
-		/* if the lease is over, look at it at once */
-		if (pg_atomic_read_u64(&lease->deadline) == 0)
-			look_at(look, due_of(lease));
 		return;
-	}
 	dlock_record_ref(&lease->record);
 	look->due = due_of(lease);
 	pairingheap_add(looks_by_due, &look->node);

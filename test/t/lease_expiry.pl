@@ -31,6 +31,27 @@ sub now
 }
 
 #
+# While a delay lasts, the worker has no work.
+#
+{
+	my $delayed = $client->query("SELECT dlock_lease_open('100ms', delay => '1h')");
+	my $row = "SELECT xmin FROM dlock_queue_lease WHERE delayed AND lease = $delayed";
+	my $stays = sub {
+		my $before = $admin->query($row);
+
+		# the worker writes this after all rows that were to be written
+		$admin->query("SELECT dlock_lease_close(dlock_lease_open('1h'))");
+		return $before ne '' && $admin->query($row) eq $before;
+	};
+
+	$client->query("SELECT dlock_lease_acquire('delayed', $delayed)");
+	poll('the delay is written', $stays);
+	is(scalar(grep { !$stays->() } 1 .. 10), 0, 'a row stays as it is during a delay');
+	$admin->query("SELECT dlock_force_close($delayed)");
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+}
+
+#
 # Expired while the worker is stopped
 #
 my $ttl = ample(8);

@@ -522,6 +522,7 @@ my %tells = (
 	fence => sub { "SELECT dlock_fence('$_[0]') = $_[1]" },
 	'is held' => sub { "SELECT dlock_is_held('$_[0]')" },
 	'enqueue again' => sub { "SELECT dlock_enqueue('$_[0]') = $_[1]" },
+	downgrade => sub { "SELECT dlock_downgrade($_[1])" },
 	announcement => undef);
 
 # Release a ticket, and wait until the lock is granted, without a query about

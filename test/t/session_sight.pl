@@ -411,6 +411,23 @@ is(contention('waits, max_queue', 'queue'),
 $third->query("SELECT dlock_release_ticket($of_lease)");
 is($admin->query($all_waits), 't', 'the histogram has all waits of sessions');
 
+# In a new database, no session has waited before.
+foreach my $enqueue ("dlock_enqueue('first', 'nobody')",
+	"dlock_ttl_enqueue('first', '1h', 'nobody')")
+{
+	my ($database) = $enqueue =~ /^(\w+)/;
+
+	$admin->query("CREATE DATABASE $database");
+	$node->safe_psql($database, 'CREATE EXTENSION dlock');
+	my ($first, $next) = map { session($node, $database) } 1 .. 2;
+	$first->query("SELECT dlock_acquire('first')");
+	$next->query("SELECT $enqueue");
+	$first->query("SELECT dlock_release('first')");
+	is($next->query('SELECT name, waits FROM dlock_contention'),
+		'first|1', "$enqueue: the wait counts");
+	$_->quit foreach $first, $next;
+}
+
 # If there are more names than fit, a name with a long wait stays.
 my $noise = 1050;
 sub make_noise
