@@ -832,11 +832,12 @@ public final class Run {
 
     @Row(32) static void enqueue_connection_killed() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
-                Tickets kept = new Tickets(lease)) {
+                Tickets unread = new Tickets(locks); Tickets kept = new Tickets(lease)) {
             long held, waits;
             try (Holder holder = admin.holds("busy")) {
                 ours.enqueue("free");
                 same(ours.next(PATIENCE).event(), "granted");
+                unread.enqueue("unread");
                 held = kept.enqueue("kept");
                 waits = kept.enqueue("busy");
                 is(kept.next(PATIENCE), "granted", "kept", held);
@@ -844,6 +845,9 @@ public final class Run {
                 lost(() -> ours.next(PATIENCE));
                 long again = ours.enqueue("free");
                 is(ours.next(PATIENCE), "granted", "free", again);
+                lost(() -> unread.enqueue("other"));
+                long other = unread.enqueue("other");
+                is(unread.next(PATIENCE), "granted", "other", other);
                 same(kept.next(NOW), null);
                 same(admin.ask("SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks WHERE lease = ?",
                         lease.id()), List.of(held, waits));
@@ -1540,7 +1544,23 @@ public final class Run {
         }
     }
 
-    @Row(67) static void undo_late() throws Exception {
+    @Row(67) static void release_refused() throws Exception {
+        try (Connection db = connection()) {
+            Lock lock = Lock.on(db, "plain").acquire();
+            long fence = lock.fence();
+            db.setAutoCommit(false);
+            raises(org.postgresql.util.PSQLException.class, "22012", () -> ask(db, "SELECT 1 / 0"));
+            raises(DlockException.class, "25P02", lock::release);
+            lock.check();
+            same(lock.fence(), fence);
+            check(!admin.isFree("plain"));
+            db.rollback();
+            lock.release();
+            check(admin.isFree("plain"));
+        }
+    }
+
+    @Row(68) static void undo_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         Lock first = impatient.lock("late").ttl(LONG).owner("job/1");
         Lock second = impatient.lock("late").ttl(LONG).owner("job/1");
@@ -1561,7 +1581,7 @@ public final class Run {
         second.release();
     }
 
-    @Row(68) static void renew_late() throws Exception {
+    @Row(69) static void renew_late() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         try (Lock lock = impatient.lock("late").ttl(LONG).acquire()) {
             try (Abandoned calls = new Abandoned("dlock_renew")) {
@@ -1574,7 +1594,7 @@ public final class Run {
         }
     }
 
-    @Row(69) static void renew_lost() throws Exception {
+    @Row(70) static void renew_lost() throws Exception {
         Locks impatient = late().patience(Duration.ofMillis(100));
         for (boolean after : new boolean[] {true, false}) {
             Lock first = impatient.lock("late").ttl(LONG).owner("job/1").timeout(NOW).acquire();
@@ -1598,7 +1618,7 @@ public final class Run {
         }
     }
 
-    @Row(70) static void pool_returned() throws Exception {
+    @Row(71) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1614,7 +1634,7 @@ public final class Run {
         }
     }
 
-    @Row(71) static void clock_stepped() throws Exception {
+    @Row(72) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1638,7 +1658,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(72) static void lease_promotion() throws Exception {
+    @Row(73) static void lease_promotion() throws Exception {
         Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");

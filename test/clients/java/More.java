@@ -738,6 +738,20 @@ final class More extends Stack {
         fails(UnsupportedOperationException.class, new ThreadLock(locks.lock("plain"))::newCondition);
     }
 
+    static void threadLockRefused() throws Exception {
+        try (Connection db = DriverManager.getConnection(MAIN)) {
+            ThreadLock lock = new ThreadLock(Lock.on(db, "plain"));
+            lock.lock();
+            db.setAutoCommit(false);
+            fails("22012", () -> ask(db, "SELECT 1 / 0"));
+            fails(UncheckedDlockException.class, lock::unlock);
+            db.rollback();
+            lock.unlock();
+            same(isFree("plain"), true);
+            notMine(lock);
+        }
+    }
+
     /** The error names the lock. */
     static void notMine(ThreadLock lock) throws Exception {
         IllegalMonitorStateException error = fails(IllegalMonitorStateException.class, lock::unlock);
@@ -783,6 +797,7 @@ final class More extends Stack {
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
         test("a lock of a thread, as in java.util.concurrent", More::threads);
+        test("a thread keeps a lock whose release is refused", More::threadLockRefused);
         end();
     }
 }

@@ -325,7 +325,10 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    /** Throws LockLost if the lock was lost.  In transaction scope, the end of the transaction releases the lock. */
+    /**
+     * Throws LockLost if the lock was lost.  In transaction scope, the end of the transaction releases the lock.  If a
+     * connection of the program refuses the release, as in a failed transaction, the lock stays held: release it again.
+     */
     public void release() throws DlockException {
         leave(() -> {
             if (heart != null)
@@ -353,13 +356,18 @@ public final class Lock extends Kept<Lock> {
     private void leave(Leaving leaving) throws DlockException {
         turn(HELD, LEAVING);
         long held = Clock.now() - since;
+        boolean refused = false;
         try {
             leaving.run();
+        } catch (DlockException error) {
+            refused = line.given && !(error instanceof DlockException.LockLost);
+            throw error;
         } finally {
             if (!line.given)
                 line.close();
-            state.set(NONE);
-            Locks.tell(() -> observer.released(this, Duration.ofNanos(held)));
+            state.set(refused ? HELD : NONE);
+            if (!refused)
+                Locks.tell(() -> observer.released(this, Duration.ofNanos(held)));
         }
     }
 

@@ -108,7 +108,8 @@ public final class ThreadLock implements java.util.concurrent.locks.Lock {
         } catch (DlockException error) {
             throw new UncheckedDlockException(error);
         } finally {
-            mine.unlock();
+            if (mine.getHoldCount() > 1 || !lock.holds())       // otherwise the release was refused
+                mine.unlock();
         }
     }
 

@@ -66,6 +66,7 @@ public final class Tickets implements AutoCloseable {
         if (connection == null && lease == null && !requests.isEmpty()) {
             requests.clear();
             granted.clear();
+            events.removeIf(event -> !Set.of("held", "free").contains(event.event()));
             throw new DlockException.LockLost("the tickets are gone with their connection");
         }
         Line.Pauses pauses = Line.pauses();
@@ -173,12 +174,12 @@ public final class Tickets implements AutoCloseable {
     public Event next(Duration timeout) throws DlockException {
         long until = Clock.now() + timeout.toNanos();
         while (true) {
-            session();
             if (Clock.now() >= round) {
                 round = Clock.now() + ROUND;
                 for (Long ticket : List.copyOf(requests.keySet()))
                     confirmAgain(ticket);
             }
+            session();
             if (!events.isEmpty())
                 return events.remove();
             long now = Clock.now();
