@@ -239,6 +239,19 @@ row :acquire_broken_off do
   end
 end
 
+# The end of a block releases what an earlier release could not.
+row :block_release_refused do
+  app do |db|
+    lock(db, 'a').synchronize do |held|
+      db.exec('BEGIN')
+      raises(PG::DivisionByZero) { db.exec('SELECT 1 / 0') }
+      raises(Dlock::Error, '25P02') { held.release }
+      db.exec('ROLLBACK')
+    end
+    expect(free?('a'))
+  end
+end
+
 row :pool_returned do
   app do |db|
     lock(db, 'pool').acquire

@@ -743,11 +743,13 @@ end
 row :enqueue_connection_killed do
   LOCKS.lease(LONG).synchronize do |lease|
     ours = LOCKS.tickets
+    unread = LOCKS.tickets
     kept = lease.tickets
     held = waits = nil
     ADMIN.holds('busy') do
       ours.enqueue('free')
       expect(event(ours)[0], 'granted')
+      unread.enqueue('unread')
       held = kept.enqueue('kept')
       waits = kept.enqueue('busy')
       expect(event(kept), ['granted', 'kept', held])
@@ -755,6 +757,9 @@ row :enqueue_connection_killed do
       raises(Dlock::LockLost) { ours.next(TIMEOUT) }
       again = ours.enqueue('free')
       expect(event(ours), ['granted', 'free', again])
+      raises(Dlock::LockLost) { unread.enqueue('other') }
+      other = unread.enqueue('other')
+      expect(event(unread), ['granted', 'other', other])
       expect(kept.next(0), nil)
       expect(ADMIN.call('SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks WHERE lease = $1', lease.id),
              "{#{held},#{waits}}")
@@ -762,7 +767,7 @@ row :enqueue_connection_killed do
     expect(event(kept), ['granted', 'busy', waits])
     kept.release(waits)
     kept.release(held)
-    [ours, kept].each(&:close)
+    [ours, unread, kept].each(&:close)
   end
 end
 
@@ -1399,6 +1404,21 @@ row :release_repeated do
         releasing.value
       end
     end
+  end
+end
+
+row :release_refused do
+  connected do |db|
+    lock = Dlock::Lock.new(db, 'plain').acquire
+    fence = lock.fence
+    db.exec('BEGIN')
+    raises_division(db)
+    raises(Dlock::Error, '25P02') { lock.release }
+    lock.check
+    expect([lock.fence, ADMIN.free?('plain')], [fence, false])
+    db.exec('ROLLBACK')
+    lock.release
+    expect(ADMIN.free?('plain'))
   end
 end
 

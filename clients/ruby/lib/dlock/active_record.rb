@@ -130,14 +130,13 @@ module Dlock
 
       # In a failed transaction, rolls back before the release, and begins another transaction for the caller to end.
       def release
-        fence = @fence
         super
       rescue Error => e
         raise unless e.sqlstate == '25P02'
 
         begin
           @connection.rollback_db_transaction
-          @database.call('dlock_release_ticket', fence)
+          super
         ensure
           @connection.begin_db_transaction
         end

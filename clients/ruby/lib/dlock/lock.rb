@@ -40,7 +40,8 @@ module Dlock
       nil
     end
 
-    # Raises LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
+    # Raises LockLost if the lock was lost. A lock in transaction scope ends with its transaction. If a connection of the
+    # program refuses the release, as in a failed transaction, the lock stays held: release it again.
     def release
       return release_here if @database
 
@@ -168,26 +169,33 @@ module Dlock
 
     # Releases the lock even if an exception arrives before the release is sent.
     def release_here
-      mine = Object.new
+      before, mine = @mine, Object.new
       turn('held', 'being released', mine)
       nil
     ensure
-      let_go_here if @mine.equal?(mine)
+      let_go_here(before) if @mine.equal?(mine)
     end
 
-    def let_go_here
+    def let_go_here(before)
       return if @transaction
 
       released = begin
         @database.call('dlock_release_ticket', @fence)
       rescue ConnectionLost => e
         lose(e.message)
+      rescue Error => e
+        refused = !e.is_a?(LockLost)
+        raise
       end
       lose('the server has ended its ticket') unless released
       raise LockLost.new(@loss, '55L01') if @loss
     ensure
-      end_hold
-      @fence = nil
+      if refused
+        turn('being released', 'held', before)
+      else
+        end_hold
+        @fence = nil
+      end
     end
 
     def request
