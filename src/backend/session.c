@@ -139,11 +139,11 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		held = dlock_held_find_reentrant(name);
 		if (held && request->mode != DLOCK_SLOTS)
 		{
+			/* if the ticket was enqueued, its grant can be unconfirmed */
+			confirm_grant(space, held);
 			dlock_request_check_upgrade(request, held->ticket);
 			if (request->scope == DLOCK_TRANSACTION)
 				dlock_xact_prepare();
-			/* if the ticket was enqueued, its grant can be unconfirmed */
-			confirm_grant(space, held);
 			dlock_xact_deepen(held, request->scope);
 			return held->number;
 		}
@@ -238,8 +238,8 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	{
 		dsa_pointer announcement;
 
-		dlock_request_check_upgrade(request, held->ticket);
 		confirm_grant(space, held);
+		dlock_request_check_upgrade(request, held->ticket);
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_replace(held->ticket, announcement, false);

@@ -257,9 +257,11 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 	else if (announcement)
 		announcement->armer = 0;
 	LWLockRelease(&space->outbox_lock);
-	/* also wake the worker, which must exist while there are announcements */
+	/* the worker must exist while there are announcements (I20) */
 	if (posted)
 		(void) dlock_worker_wake(space);
+	else
+		dlock_worker_look(space, false);
 }
 
 /* Claim the announcement if a rollback left it unarmed, else return 0. */

@@ -433,6 +433,8 @@ is_wanted(void)
 {
 	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
 		my_space->retimed.length > 0 ||
+		(pg_atomic_read_u32(&my_space->announced) > 0 &&
+		 CountDBConnections(MyDatabaseId) > 0) ||
 		(my_space->leases.length > 0 &&
 		 (pg_atomic_read_u32(&my_space->watches) > 0 ||
 		  dlock_worker_has_company(my_space, true)));
@@ -447,9 +449,6 @@ static bool
 is_missed(uint64 next_beat)
 {
 	if (!knows_all || is_wanted() || dlock_grants_are_left())
-		return true;
-	if (pg_atomic_read_u32(&my_space->announced) > 0 &&
-		CountDBConnections(MyDatabaseId) > 0)
 		return true;
 	if (my_space->leases.length == 0)
 		return false;
@@ -504,7 +503,12 @@ work(void)
 
 	if (!begun)
 	{
-		next = dlock_task_perform(&begin_task);
+		/* announcements of session scope need no tables */
+		next = have_announcements_sent();
+		/* if another process has loaded the tables, end the pause */
+		if (pg_atomic_read_u32(&my_space->loaded) != 0)
+			begin_task.next_try = 0;
+		next = sooner(next, dlock_task_perform(&begin_task));
 		if (!begun)
 			return next;
 	}

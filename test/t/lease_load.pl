@@ -570,6 +570,10 @@ is( $client->query(
 	'', 'a guard, too');
 is($client->query('SELECT dlock_wait(dlock_enqueue($$free 3$$))'),
 	't', 'a session can wait for a ticket of a session');
+$other->query("LISTEN told; SELECT dlock_enqueue('free 7', 'told')");
+like(join("\n", $other->announcements(1)),
+	qr/"event":"granted","lock":"free 7"/, 'its announcement arrives');
+$other->query("UNLISTEN told; SELECT dlock_release('free 7')");
 $other->start("SELECT dlock_acquire('free')");
 until_waits_for($other, 'Lock');
 is($client->query("SELECT dlock_try_acquire('many 1') IS NULL"),

@@ -38,26 +38,6 @@ sub fails
 }
 
 #
-# A session closes accounts of roles so often that their count starts over.
-#
-{
-	my $client = session($node);
-
-	$client->query("CREATE ROLE r$_") foreach 1 .. 12;
-	$client->query("SELECT dlock_acquire('lock')");
-	my $counted = commands_in($client, 'dlock_request_check_memory',
-		'set var find_closed_account::next = 2147483647',
-		'print find_closed_account::next');
-	$client->query("SET ROLE r1; SELECT dlock_acquire('r1')");
-	like($counted->(), qr/^\$1 = 2147483647/m, 'accounts were closed');
-	$client->query("SET ROLE r$_; SELECT dlock_acquire('r$_')") foreach 2 .. 12;
-	is($client->query('SELECT dlock_release_all()'),
-		'13', 'more accounts are closed');
-	$client->query('RESET ROLE');
-	$client->quit;
-}
-
-#
 # A guard that fails
 #
 {

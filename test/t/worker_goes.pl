@@ -90,7 +90,7 @@ my $ttl = ample(10);
 no_worker_in('d7');
 $admin->query('CREATE DATABASE d9');
 $node->safe_psql('d9', 'CREATE EXTENSION dlock');
-my %session = map { $_ => session($node, $_) } sort keys %meet, 'd5', 'd6', 'd9';
+my %session = map { $_ => session($node, $_) } sort keys %meet, 'd5', 'd6', 'd7', 'd9';
 
 foreach my $database (sort keys %session)
 {
@@ -123,7 +123,16 @@ is( $admin->query("SELECT string_agg(datname, ' ' ORDER BY datname) "
 	'd5 d6 d9',
 	'workers are there for a waiter, a listener and a watcher');
 
+# A ticket of a session starts a worker, too, although it has no row.
+no_worker_in('d7');
+$session{d7}->query("LISTEN news; SELECT dlock_enqueue('due', 'news')");
+ok( $admin->wait_for(
+		'SELECT count(*) = 1 ' . workers("datname = 'd7'")),
+	'd7: an enqueued ticket starts a worker');
+
 like($session{d5}->answer, qr/^\d+$/, 'd5: granted when it is due');
+like(join("\n", $session{d7}->announcements(1)),
+	qr/"event":"granted","lock":"due"/, 'd7: told when it is due');
 like(join("\n", $session{d6}->announcements(1)),
 	qr/"event":"granted","lock":"due"/, 'd6: told when it is due');
 like(join("\n", $session{d9}->announcements(2)),
@@ -145,7 +154,7 @@ foreach my $database (sort keys %meet)
 	$met->quit;
 }
 $_->quit foreach values %session;
-no_worker_in($_) foreach 'd5', 'd6', 'd9';
+no_worker_in($_) foreach 'd5', 'd6', 'd7', 'd9';
 pass('the worker exits when no client can be told');
 
 #
