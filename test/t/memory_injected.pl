@@ -185,15 +185,15 @@ foreach my $steps (1, 2)
 }
 
 #
-# A wait cannot begin, because there is no memory for the sketch of names: for
-# its account, or for its two pieces
+# A wait cannot begin, because there is no memory for one of the two pieces of
+# the sketch of names.
 #
 {
 	my ($holder, $client, $next) = map { session($node, 'space1') } 1 .. 3;
 
 	$holder->query("SELECT dlock_acquire('lock')");
 	$client->query('SELECT dlock_version()');
-	foreach my $step (1, 2, 2)
+	foreach my $step (1, 2)
 	{
 		fails($client, "SELECT dlock_acquire('lock')",
 			'dlock_contention_prepare', ('dsa_allocate_extended') x $step);
