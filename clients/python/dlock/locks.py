@@ -14,8 +14,8 @@ from .callers import (
 from .calls import Executor
 from .drivers import Psycopg2, check_transaction
 from .errors import (
-    BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
-    NotPrimary, QuorumLate, WrongState)
+    BadArgument, Cancelled, ConnectionLost, Error, LockLost, LockTimeout,
+    NotAllowed, NotPrimary, QuorumLate, WrongState)
 from .heart import (
     LEAST, LIFE, AsyncLost, Debt, Heart, Lost, Request, rhythm, take_back)
 from .lines import GRACE, Line, call, delta, now, pauses
@@ -436,6 +436,14 @@ class BaseLock(Kept):
         self._cancelled = False
         self._idle = threading.Event()
         self._idle.set()
+        # requests of cancel() to the server; None if it must not send any
+        self._cancels: list[threading.Thread] | None = None
+        # protects _cancels; a signal handler may call cancel(), too
+        self._sending = threading.RLock()
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._cancels, self._sending = None, threading.RLock()
 
     def __str__(self) -> str:
         return f'lock "{self.name}"'
@@ -552,6 +560,7 @@ class BaseLock(Kept):
             return self.fence
         line.fixed = line.given is not None
         line.opened = line.check_client if until > now() else None
+        self._cancels = []
         self._idle.clear()
         try:
             if self._debt:
@@ -578,12 +587,36 @@ class BaseLock(Kept):
                 self.lost.check()
             elif self.ttl is not None:
                 await self._keep(fence, self.ttl, until + GRACE)
-            if self.scope == 'lease':       # a held lock needs no connection
-                await line.close()
         finally:
-            self._idle.set()
+            quiet = await self._end_cancels()
+        if not quiet:
+            raise Cancelled('cancelled by the program', '57014')
+        if self.scope == 'lease':       # a held lock needs no connection
+            await line.close()
         line.fixed = self.scope != 'lease'
         return fence
+
+    async def _end_cancels(self) -> bool:
+        """Waits for the requests of cancel(), because a request that arrives
+        later would cancel the next statement.  If one does not return, closes
+        the connection, also the program's own, and returns False."""
+        quiet, until, connection = False, now() + OBEY, self._line.connection
+        try:
+            with self._sending:
+                requests, self._cancels = self._cancels or [], None
+            if connection is None:      # they cannot cancel a new one
+                requests = []
+            for request in requests:
+                request.join(max(0, until - now()))
+            quiet = not any(request.is_alive() for request in requests)
+        finally:
+            self._cancels = None
+            try:
+                if not quiet and connection is not None:
+                    await settle(connection.close())
+            finally:
+                self._idle.set()
+        return quiet
 
     def _request(self) -> Request:
         if self._under:
@@ -751,12 +784,13 @@ class Lock(BaseLock, Blocking):
         """Called by another thread.  The acquire raises Cancelled, unless it
         has just succeeded, and each later acquire does, too."""
         self._cancelled = True
-        until, waiting = now() + OBEY, pauses()
+        until, waiting, line = now() + OBEY, pauses(), self._line
         while not self._idle.wait(next(waiting) / 2):
-            line = self._line
-            with suppress(Exception):
-                if now() < until:
-                    cancel(line.connection)
+            with suppress(Exception), self._sending:
+                if self._cancels is None:
+                    pass
+                elif now() < until:
+                    self._cancels.append(cancel(line.connection))
                 elif not line.given:
                     cut(line.connection)
             if now() > until + GRACE:

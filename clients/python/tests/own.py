@@ -121,6 +121,59 @@ def interrupted(holder, name):
         holder, name, wait if inspect.iscoroutinefunction(work) else interrupt)
 
 
+@contextmanager
+def cancelled(lock):
+    """Another thread cancels the acquire when it waits"""
+    def cancel():
+        until(has_waiter, lock.name)
+        lock.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextmanager
+def late_cancels(module, holder, pid):
+    """Requests to cancel arrive after the grant; yields them"""
+    cancel, requests = dlock.callers.cancel, []
+
+    def is_idle():
+        return admin('SELECT state FROM pg_stat_activity '
+                     f'WHERE pid = {pid}') == 'idle'
+
+    def late(connection):
+        def send():
+            holder.release()
+            until(is_idle)
+            cancel(connection).join()
+        requests.append(threading.Thread(target=send))
+        requests[-1].start()
+        return requests[-1]
+
+    with mock.patch.multiple(module, cancel=late, OBEY=TIMEOUT):
+        yield requests
+
+
+def any_alive(requests):
+    return any(request.is_alive() for request in requests)
+
+
+@contextmanager
+def failing_cancels(holder, request):
+    """Requests to cancel do not return, but the lock is granted"""
+    def hang(_):
+        dlock.locks.OBEY = 0.01
+        holder.release()
+        return request
+
+    with mock.patch.multiple('dlock.locks', cancel=hang, OBEY=TIMEOUT):
+        yield
+
+
 def failing_release(holder, error):
     """The release of a ticket raises."""
     ask = holder.ask
@@ -201,6 +254,34 @@ class Pool(StackTest, unittest.TestCase):
                     self.locks.lock('busy', **options).acquire()
             self.assertEqual(self.look()[1], self.state)
             self.assertTrue(is_free('busy'))
+
+    def test_late_cancel(self):
+        """a pool: a cancel that arrives late is waited for"""
+        put, late = self.pool.putconn, []
+
+        def putconn(lent):
+            late.append(any_alive(requests))
+            put(lent)
+
+        with self.locks.lease(3600) as lease:
+            lock = lease.lock('busy')
+            with Holder('busy') as holder, cancelled(lock), late_cancels(
+                    'dlock.locks', holder, self.pid) as requests, \
+                    mock.patch.object(self.pool, 'putconn', putconn):
+                lock.acquire()
+            lock.release()
+        self.assertTrue(requests)
+        self.assertNotIn(True, late)
+        self.assertClean()
+
+    def test_failing_cancel(self):
+        """a pool: if a cancel does not return, the connection is replaced"""
+        lock = self.locks.lock('busy')
+        with Holder('busy') as holder, cancelled(lock), failing_cancels(
+                holder, mock.Mock()):
+            with self.assertRaises(dlock.Cancelled):
+                lock.acquire()
+        self.assertReplaced()
 
     def test_lost(self):
         """a pool: a connection that broke is replaced"""
@@ -359,15 +440,9 @@ class Function(StackTest, unittest.TestCase):
         """over psycopg2: cancel() ends a wait"""
         locks = self.connect(psycopg2)
         lock = locks.lock('busy')
-        with Holder('busy'):
-            def cancel():
-                until(has_waiter, 'busy')
-                lock.cancel()
-            thread = threading.Thread(target=cancel)
-            thread.start()
+        with Holder('busy'), cancelled(lock):
             with self.assertRaises(dlock.Cancelled):
                 lock.acquire()
-            thread.join()
 
     @unittest.skipUnless(sqlalchemy, 'sqlalchemy is not installed')
     def test_engine(self):
@@ -617,32 +692,16 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
 
     async def test_late_cancel(self):
         """a cancel that arrives late is waited for"""
-        cancel, requests = dlock.callers.cancel, []
-
-        def is_idle(pid):
-            return admin('SELECT state FROM pg_stat_activity '
-                         f'WHERE pid = {pid}') == 'idle'
-
         async with await psycopg.AsyncConnection.connect(
                 '', autocommit=True) as db:
-            with Holder('report') as holder:
-                def late(connection):
-                    def send():
-                        holder.release()
-                        until(is_idle, db.info.backend_pid)
-                        cancel(connection).join()
-                    requests.append(threading.Thread(target=send))
-                    requests[0].start()
-                    return requests[0]
-
-                lock = dlock.AsyncLock(db, 'report')
-                with mock.patch.multiple(
-                        'dlock.callers', cancel=late, OBEY=TIMEOUT):
-                    task = asyncio.create_task(lock.acquire())
-                    await asyncio.to_thread(until, has_waiter, 'report')
-                    task.cancel()
-                    with self.assertRaises(asyncio.CancelledError):
-                        await task
+            lock = dlock.AsyncLock(db, 'report')
+            with Holder('report') as holder, late_cancels(
+                    'dlock.callers', holder, db.info.backend_pid) as requests:
+                task = asyncio.create_task(lock.acquire())
+                await asyncio.to_thread(until, has_waiter, 'report')
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
                 self.assertFalse(requests[0].is_alive())
 
 
@@ -1021,6 +1080,36 @@ class Rest(StackTest, unittest.TestCase):
         self.assertTrue(lock._line.connection.closed)
         self.assertEqual(lock._state, 'not held')
         until_free('a')
+
+    def test_late_cancel(self):
+        """cancel(): a request that arrives late is waited for"""
+        for driver in filter(None, (psycopg, psycopg2)):
+            db = driver.connect('')
+            db.autocommit = True
+            lock = dlock.Lock(db, 'a')
+            with Holder('a') as holder, cancelled(lock), late_cancels(
+                    'dlock.locks', holder, db.info.backend_pid) as requests:
+                lock.acquire()
+                self.assertFalse(any_alive(requests))
+            self.assertTrue(requests)
+            lock.release()
+            db.close()
+
+    def test_failing_cancel(self):
+        """cancel(): no answer to a request, or no time to wait for it"""
+        interrupts = mock.Mock()
+        interrupts.join.side_effect = InterruptedError('by the test')
+        for request, error in ((mock.Mock(), dlock.Cancelled),
+                               (interrupts, InterruptedError)):
+            for lock in (self.own(), self.locks.lock('a'),
+                         self.locks.lock('a', ttl=60)):
+                with Holder('a') as holder, cancelled(lock), failing_cancels(
+                        holder, request):
+                    with self.assertRaises(error):
+                        lock.acquire()
+                if lock._line.given:
+                    self.assertTrue(lock._line.given.closed)
+                until_free('a')
 
     @staticmethod
     def own():
