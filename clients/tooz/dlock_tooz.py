@@ -15,7 +15,7 @@ import tooz
 from tooz import coordination, locking, utils
 
 import dlock
-from dlock.callers import Blocking, execute, run
+from dlock.callers import Blocking, run
 from dlock.heart import take_back
 from dlock.lines import GRACE, Line, call, delta, now
 from dlock.sources import Dsn
@@ -211,15 +211,26 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
     @contextmanager
     def _turn(self, group_id):
         """Begins a transaction that changes a group or its members, one at a
-        time for each group."""
-        with self._mutex, translated():
-            run(self._line.ask(('SELECT 1', ())))
-            connection = self._line.connection
-            with dlock.translated(), connection.transaction():
-                def ask(statement):
-                    return run(execute(connection, statement))
-                ask(call('dlock_xact_acquire', text_of('turn', group_id)))
+        time for each group.  It has a connection of its own, so that other
+        calls need not wait for it."""
+        line = self._new_line()
+
+        def ask(statement, limit=GRACE):
+            return run(line.ask(statement, limit=limit))
+
+        try:
+            with translated():
+                ask(('BEGIN', ()))
+                line.fixed = True       # another session has no transaction
+                try:
+                    ask(call('dlock_xact_acquire', text_of('turn', group_id),
+                             timeout=delta(self._ttl)), self._ttl + GRACE)
+                except dlock.LockTimeout as error:
+                    raise coordination.OperationTimedOut(str(error)) from error
                 yield ask
+                ask(('COMMIT', ()))
+        finally:
+            run(line.close())
 
     def _check(self, ask, group_id):
         if not ask(('SELECT count(*) FROM tooz_group WHERE id = %s',

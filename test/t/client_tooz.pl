@@ -4,8 +4,9 @@
 # What would break it: a lock that is held by two coordinators, or by two lock
 # objects of one coordinator; a release of another coordinator's lock; a member
 # that is listed after it has left, or is missing; an election with two
-# winners, or with none.  Tooz does not test one more fault: the server is down
-# at the release, the holder forgets the lock, and the heartbeat keeps it.
+# winners, or with none.  Tooz does not test two more faults: the server is down
+# at the release, the holder forgets the lock, and the heartbeat keeps it; a
+# coordinator that stops while it changes a group stops the others, too.
 
 use strict;
 use warnings FATAL => 'all';
@@ -105,4 +106,72 @@ is($out, "held: True\nreleased: True False",
 is( $node->safe_psql(
 		'postgres', "SELECT count(*) FROM dlock_locks('tooz/lock/volume')"),
 	'0', 'no lock is left');
+
+($out, $err) = run_command(
+	[
+		$python, '-P', '-W', 'ignore', '-c', <<'END_OF_PROGRAM',
+import sys, threading
+import psycopg
+from tooz import coordination
+
+url, dsn, patience = sys.argv[1:]
+admin = psycopg.connect(dsn, autocommit=True)
+member = coordination.get_coordinator(url, b'member')
+member.start()
+lock = member.get_lock(b'volume')
+assert lock.acquire()
+
+def other_calls():
+    other = member.get_lock(b'other')
+    return (other.acquire(blocking=False), lock.is_still_owner(),
+            member.get_leader(b'group').get(), other.release())
+
+def call(results, function, *arguments):
+    try:
+        results.append(function(*arguments))
+    except Exception as error:
+        results.append(type(error).__name__)
+
+def start(function, *arguments):
+    results = []
+    thread = threading.Thread(
+        target=call, args=(results, function, *arguments), daemon=True)
+    thread.start()
+    return thread, results
+
+def result(thread, results):
+    thread.join(float(patience))
+    return results or sys.exit('no answer')
+
+def create():
+    return member.create_group(b'group').get()
+
+def while_blocked(title, sql, waiting):
+    with psycopg.connect(dsn) as other:
+        other.execute(sql)
+        creating = start(create)
+        while not admin.execute(waiting).fetchone()[0] and not creating[1]:
+            pass
+        print(f'{title}: {result(*start(other_calls))}, {result(*creating)}')
+
+while_blocked('no answer', 'LOCK TABLE tooz_group', '''
+    SELECT count(*) > 0 FROM pg_locks
+    WHERE relation = 'tooz_group'::regclass AND NOT granted''')
+member._ttl = 2     # of the next turn; the lease exists
+while_blocked('no turn', "SELECT dlock_xact_acquire('tooz/turn/group')", '''
+    SELECT count(*) > 0 FROM dlock_locks('tooz/turn/group') WHERE NOT granted''')
+print(result(*start(create)))
+assert lock.release()
+member.stop()
+END_OF_PROGRAM
+		"dlock://app\@127.0.0.1:$port/postgres",
+		$node->connstr('postgres'), $PostgreSQL::Test::Utils::timeout_default
+	]);
+
+is( $out,
+	join("\n",
+		"no answer: [(True, True, None, True)], ['ToozConnectionError']",
+		"no turn: [(True, True, None, True)], ['OperationTimedOut']",
+		'[None]'),
+	'a group that cannot be changed stops no other calls') or diag($err);
 done_testing();
