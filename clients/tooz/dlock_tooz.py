@@ -370,6 +370,13 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         return result
 
     def stand_down_group_leader(self, group_id):
-        ticket = self._leads.pop(group_id, None)
-        return ticket is not None and self.ask(
-            call('dlock_release_ticket', ticket))
+        """After an error, this coordinator counts as the leader, and can stand
+        down again."""
+        ticket = self._leads.get(group_id)
+        if ticket is None:
+            return False
+        released = self.ask(call('dlock_release_ticket', ticket))
+        # another thread may have been elected meanwhile
+        if self._leads.get(group_id) == ticket:
+            self._leads.pop(group_id)
+        return released

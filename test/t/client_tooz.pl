@@ -4,9 +4,10 @@
 # What would break it: a lock that is held by two coordinators, or by two lock
 # objects of one coordinator; a release of another coordinator's lock; a member
 # that is listed after it has left, or is missing; an election with two
-# winners, or with none.  Tooz does not test two more faults: the server is down
-# at the release, the holder forgets the lock, and the heartbeat keeps it; a
-# coordinator that stops while it changes a group stops the others, too.
+# winners, or with none.  Tooz does not test two more faults: the server is
+# down at the release, the holder or leader forgets the lock, and the heartbeat
+# keeps it; a coordinator that stops while it changes a group stops the other
+# calls of a coordinator that waits for its turn.
 
 use strict;
 use warnings FATAL => 'all';
@@ -80,6 +81,9 @@ url, dsn = sys.argv[1:]
 admin = psycopg.connect(dsn, autocommit=True)
 member = coordination.get_coordinator(url, b'member')
 member.start()
+member.watch_elected_as_leader(b'group', lambda event: None)
+member.run_elect_coordinator()
+assert member.get_leader(b'group').get() == b'member'
 lock = member.get_lock(b'volume')
 assert lock.acquire()
 assert admin.execute("SELECT count(*) > 0 FROM pg_stat_activity "
@@ -91,8 +95,15 @@ try:
     print(lock.release())
 except tooz.ToozError:
     print('held:', lock.acquired)
+try:
+    print(member.stand_down_group_leader(b'group'))
+except tooz.ToozError:
+    pass
 allow(True)
 print('released:', lock.release(), lock.acquired)
+print('led:', member.stand_down_group_leader(b'group'),
+      member.get_leader(b'group').get(),
+      member.stand_down_group_leader(b'group'))
 member.heartbeat()
 member.stop()
 END_OF_PROGRAM
@@ -100,7 +111,8 @@ END_OF_PROGRAM
 		$node->connstr('template1')
 	]);
 
-is($out, "held: True\nreleased: True False",
+is( $out,
+	"held: True\nreleased: True False\nled: True None False",
 	'a release that failed while the server was down can be repeated')
   or diag($err);
 is( $node->safe_psql(
