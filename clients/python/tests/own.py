@@ -1395,20 +1395,6 @@ class Rest(StackTest, unittest.TestCase):
                 {event.event for event in iter(lambda: tickets.next(0), None)},
                 {'free'})
 
-    def test_release_refused(self):
-        """a release that a failed transaction refuses can be repeated"""
-        with psycopg.connect('', autocommit=True) as db:
-            lock = dlock.Lock(db, 'a')
-            lock.acquire()
-            db.execute('BEGIN')
-            with self.assertRaises(psycopg.Error):
-                db.execute('SELECT 1/0')
-            with self.assertRaises(dlock.Error):
-                lock.release()
-            db.execute('ROLLBACK')
-            lock.release()
-            self.assertTrue(is_free('a'))
-
     def test_closing(self):
         """until its connection is closed, the object cannot be used"""
         for kept in self.locks.lock('a', timeout=0), self.locks.lease(60):

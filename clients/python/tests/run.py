@@ -897,10 +897,12 @@ def enqueue_thousands():
 def enqueue_connection_killed():
     with locks.lease(LONG) as lease, \
             dlock.Tickets(locks) as ours, \
+            dlock.Tickets(locks) as unread, \
             dlock.Tickets(locks, lease=lease) as kept:
         with admin.holds('busy'):
             ours.enqueue('free')
             assert ours.next(TIMEOUT).event == 'granted'
+            unread.enqueue('unread')
             held, waits = kept.enqueue('kept'), kept.enqueue('busy')
             assert kept.next(TIMEOUT)[:3] == ('granted', 'kept', held)
             kill_sessions()
@@ -908,6 +910,10 @@ def enqueue_connection_killed():
                 ours.next(TIMEOUT)
             again = ours.enqueue('free')
             assert ours.next(TIMEOUT)[:3] == ('granted', 'free', again)
+            with raises(dlock.LockLost):
+                unread.enqueue('next')
+            next_one = unread.enqueue('next')
+            assert unread.next(TIMEOUT)[:3] == ('granted', 'next', next_one)
             assert kept.next(0) is None
             assert admin('SELECT array_agg(ticket ORDER BY ticket) '
                          'FROM dlock_locks WHERE lease = %s',
@@ -1790,6 +1796,39 @@ def release_repeated():
             admin('SELECT dlock_release_ticket(%s)', ticket)
             wait_no_more()
             releasing.result(TIMEOUT)
+
+
+@row
+def release_refused():
+    with connection() as db:
+        lock = dlock.Lock(db, 'plain')
+        fence = lock.acquire()
+        db.execute('BEGIN')
+        with raises(psycopg.errors.DivisionByZero):
+            db.execute('SELECT 1 / 0')
+        with raises(dlock.Error, '25P02'):
+            lock.release()
+        lock.check()
+        assert lock.fence == fence and is_held('plain', fence)
+        db.execute('ROLLBACK')
+        lock.release()
+        assert admin.is_free('plain')
+
+    async def same():
+        async with await async_connection() as db:
+            lock = dlock.AsyncLock(db, 'plain')
+            fence = await lock.acquire()
+            await db.execute('BEGIN')
+            with raises(psycopg.errors.DivisionByZero):
+                await db.execute('SELECT 1 / 0')
+            with raises(dlock.Error, '25P02'):
+                await lock.release()
+            lock.check()
+            assert lock.fence == fence and is_held('plain', fence)
+            await db.execute('ROLLBACK')
+            await lock.release()
+            assert admin.is_free('plain')
+    asyncio.run(same())
 
 
 @row
