@@ -458,9 +458,9 @@ get_lock(void)
  */
 
 /*
- * Release the lock, or keep it for the rest of --at-least.  A session's lock
- * ends with the session.  Returns false if the lock had been lost or, with
- * --session, may have been.  After "until", gives up: the ttl ends the lock.
+ * Release the lock, or keep it for the rest of --at-least.  Returns false if
+ * the lock had been lost or, with --session, may have been.  After "until",
+ * gives up: the ttl, or the session's end, ends the lock.
  */
 static bool
 give_back(int64 until)
@@ -472,11 +472,13 @@ give_back(int64 until)
 
 	if (opt.session)
 	{
-		bool		held = granted_at != 0 && confirm() == 1;
-
+		/* not by the session's end, which can come after ours */
+		if (granted_at != 0 && server_connection() != NULL)
+			value = ask_of_ticket(clock_now() + patience_for_answer(),
+								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
 		server_close();
 		ticket = 0;
-		return held;
+		return value && value[0] != '\0';
 	}
 	while (value == NULL && (ticket != 0 || is_asking))
 	{
