@@ -15,7 +15,10 @@
 
 #include "shared/lease.h"
 
-/* Does the delay of a ticket's lease close the lock, now or soon (I16)? */
+/*
+ * Does the delay of a ticket's lease close the lock, now or soon (I16)?  A
+ * delay whose time is over does not, even if the worker has not ended it yet.
+ */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
@@ -27,10 +30,11 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 		return false;
 	/* locked, because the delay can begin between the reads */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	delayed = ticket->in_closed ||
-		(ticket->in_tickets &&
-		 (lease->delayed ||
-		  pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT));
+	delayed = lease->delayed ?
+		(ticket->in_closed || ticket->in_tickets) &&
+		lease->delay_ends > dlock_monotonic_now() :
+		ticket->in_tickets &&
+		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
 	LWLockRelease(&space->lease_lock);
 	return delayed;
 }

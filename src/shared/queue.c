@@ -356,19 +356,20 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 {
 	int64		permits = ticket->permits;
 
-	if (lock->closed > 0 || has_waiting(lock) ||
+	if (has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
 	/* without leases' tickets, skip a walk that can be long */
 	if (!lock->leased)
 		return fits(lock, ticket);
-	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
+	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0 && lock->closed == 0)
 		return true;
 	foreach_ticket(holder, &lock->holders)
 	{
 		if (is_leaving(holder))
 			continue;
-		if (ticket->mode == DLOCK_EXCLUSIVE || holder->mode == DLOCK_EXCLUSIVE)
+		if (ticket->mode == DLOCK_EXCLUSIVE || holder->mode == DLOCK_EXCLUSIVE ||
+			(is_lease_ticket(holder) && lease_ticket(holder)->closes))
 			return false;
 		permits += holder->permits;
 		if (ticket->mode == DLOCK_SLOTS && permits > lock->slots)

@@ -503,14 +503,13 @@ work(void)
 
 	if (!begun)
 	{
-		/* announcements of session scope need no tables */
-		next = have_announcements_sent();
 		/* if another process has loaded the tables, end the pause */
 		if (pg_atomic_read_u32(&my_space->loaded) != 0)
 			begin_task.next_try = 0;
-		next = sooner(next, dlock_task_perform(&begin_task));
+		next = dlock_task_perform(&begin_task);
+		/* announcements of session scope need no tables */
 		if (!begun)
-			return next;
+			return sooner(next, have_announcements_sent());
 	}
 	if (!knows_all)
 		next = sooner(next, dlock_task_perform(&learn_task));

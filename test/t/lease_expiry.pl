@@ -52,6 +52,41 @@ sub now
 }
 
 #
+# A delay that is over keeps the lock closed for no question, even if the worker
+# is late.  A request without time then waits for the worker.
+#
+{
+	my $delay = ample(2);
+	my $delayed = $client->query("SELECT dlock_lease_open('100ms', delay => '$delay s')");
+	my $try = session($node);
+	my $waits = 0;
+
+	$client->query("SELECT dlock_lease_acquire('late', $delayed)");
+	$admin->wait_for("SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed AND lease = $delayed");
+	my $frozen = freeze($admin);
+	is($client->query("SELECT dlock_try_acquire('late') IS NULL, count(*) FROM dlock_locks"),
+		't|1', 'a delay closes the lock');
+	$client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	# A wait can end before it is seen.
+	for (my $n = 0; $n < 10 && !$waits; $n++)
+	{
+		$try->answer if $n > 0;
+		$try->start("SELECT dlock_try_acquire('late')");
+		poll('it waits or has its answer',
+			sub {
+				$waits = $client->query(
+					'SELECT count(*) FROM dlock_locks WHERE NOT granted');
+				return $waits || $try->answered;
+			});
+	}
+	is($waits, '1', 'the delay is over: a request waits for the worker');
+	thaw($frozen);
+	$try->answer;
+	$try->quit;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+}
+
+#
 # Expired while the worker is stopped
 #
 my $ttl = ample(8);
