@@ -457,6 +457,13 @@ get_lock(void)
  * Giving back the lock
  */
 
+/* Returns "t", or "" if the lock was lost, or NULL without an answer. */
+static const char *
+release_lock(int64 until)
+{
+	return ask_of_ticket(until, "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
+}
+
 /*
  * Release the lock, or keep it for the rest of --at-least.  Returns false if
  * the lock had been lost or, with --session, may have been.  After "until",
@@ -474,8 +481,7 @@ give_back(int64 until)
 	{
 		/* not by the session's end, which can come after ours */
 		if (granted_at != 0 && server_connection() != NULL)
-			value = ask_of_ticket(clock_now() + patience_for_answer(),
-								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
+			value = release_lock(clock_now() + patience_for_answer());
 		server_close();
 		ticket = 0;
 		return value && value[0] != '\0';
@@ -498,8 +504,7 @@ give_back(int64 until)
 								  Max(rest, 100 * MS));
 		else if (server_connection() != NULL)
 		{
-			value = ask_of_ticket(until,
-								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
+			value = release_lock(until);
 			/* an earlier request, without an answer, may have released it */
 			if (value && value[0] == '\0' && asked)
 				value = "t";

@@ -30,11 +30,12 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 		return false;
 	/* locked, because the delay can begin between the reads */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	delayed = lease->delayed ?
-		(ticket->in_closed || ticket->in_tickets) &&
-		lease->delay_ends > dlock_monotonic_now() :
-		ticket->in_tickets &&
-		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
+	if (lease->delayed)
+		delayed = (ticket->in_closed || ticket->in_tickets) &&
+			lease->delay_ends > dlock_monotonic_now();
+	else
+		delayed = ticket->in_tickets &&
+			pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
 	LWLockRelease(&space->lease_lock);
 	return delayed;
 }

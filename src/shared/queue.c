@@ -251,7 +251,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
-		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
+		if (closes_lock(ticket))
 			lock->closed--;
 		dlock_count_ticket(ticket, DLOCK_COUNT_RELEASED, 1);
 		if (unlikely(dlock_state_of(ticket) == DLOCK_ENDING))
@@ -296,7 +296,7 @@ check_holders(const DlockLock *lock)
 			   dlock_state_of(ticket) == DLOCK_ENDING);
 		permits += ticket->permits;
 		exclusive += ticket->mode == DLOCK_EXCLUSIVE ? 1 : 0;
-		closed += is_lease_ticket(ticket) && lease_ticket(ticket)->closes ? 1 : 0;
+		closed += closes_lock(ticket) ? 1 : 0;
 	}
 	Assert(lock->permits == permits && lock->exclusive == exclusive &&
 		   lock->closed == closed);
@@ -369,7 +369,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 		if (is_leaving(holder))
 			continue;
 		if (ticket->mode == DLOCK_EXCLUSIVE || holder->mode == DLOCK_EXCLUSIVE ||
-			(is_lease_ticket(holder) && lease_ticket(holder)->closes))
+			closes_lock(holder))
 			return false;
 		permits += holder->permits;
 		if (ticket->mode == DLOCK_SLOTS && permits > lock->slots)

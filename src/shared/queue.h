@@ -30,6 +30,13 @@ lease_ticket(DlockTicket *ticket)
 	return (DlockLeaseTicket *) ticket;
 }
 
+/* Does the lock count the ticket as one that closes it (I16)? */
+static inline bool
+closes_lock(DlockTicket *ticket)
+{
+	return is_lease_ticket(ticket) && lease_ticket(ticket)->closes;
+}
+
 #define foreach_ticket(ticket, list) \
 	for (DlockTicket *ticket = ticket_at((list)->head); ticket; \
 		 ticket = ticket_at(ticket->link.next))

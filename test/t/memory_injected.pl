@@ -148,6 +148,38 @@ foreach my $steps (1, 2)
 }
 
 #
+# A wait cannot begin, because there is no memory for the sketch of names: for
+# its account, or for its two pieces
+#
+{
+	my ($holder, $client, $next) = map { session($node, 'space1') } 1 .. 3;
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$client->query('SELECT dlock_version()');
+	foreach my $step (1, 2, 2)
+	{
+		fails($client, "SELECT dlock_acquire('lock')",
+			'dlock_contention_prepare', ('dsa_allocate_extended') x $step);
+		is($holder->query('SELECT count(*) FROM dlock_locks'),
+			'1', 'wait: a failed waiter is not in the queue');
+	}
+	fails($client, "SELECT dlock_acquire('lock')",
+		'dlock_wait_for_grant', 'dlock_worker_look');
+	my $shown = commands_in($client, 'dlock_session_acquire',
+		'print dlock_my_backend->wait_ticket');
+	is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
+		't', 'wait: a wait that could not begin is over');
+	like($shown->(), qr/^\$\d+ = 0$/m, 'wait: the failed wait is not shown any more');
+	$next->start("SELECT dlock_acquire('lock')");
+	$holder->until_waits($next);
+	$holder->query("SELECT dlock_release('lock')");
+	like($next->answer, qr/^\d+$/, 'wait: the next waiter has its turn');
+	is($holder->query('SELECT name FROM dlock_contention'),
+		'lock', 'wait: that wait is counted');
+	$_->quit foreach $holder, $client, $next;
+}
+
+#
 # An announcement that cannot be prepared
 #
 {
@@ -182,38 +214,6 @@ foreach my $steps (1, 2)
 	is($client->query("SELECT dlock_unwatch('lock')"),
 		't', 'watch: a second call succeeds');
 	$client->quit;
-}
-
-#
-# A wait cannot begin, because there is no memory for one of the two pieces of
-# the sketch of names.
-#
-{
-	my ($holder, $client, $next) = map { session($node, 'space1') } 1 .. 3;
-
-	$holder->query("SELECT dlock_acquire('lock')");
-	$client->query('SELECT dlock_version()');
-	foreach my $step (1, 2)
-	{
-		fails($client, "SELECT dlock_acquire('lock')",
-			'dlock_contention_prepare', ('dsa_allocate_extended') x $step);
-		is($holder->query('SELECT count(*) FROM dlock_locks'),
-			'1', 'wait: a failed waiter is not in the queue');
-	}
-	fails($client, "SELECT dlock_acquire('lock')",
-		'dlock_wait_for_grant', 'dlock_worker_look');
-	my $shown = commands_in($client, 'dlock_session_acquire',
-		'print dlock_my_backend->wait_ticket');
-	is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
-		't', 'wait: a wait that could not begin is over');
-	like($shown->(), qr/^\$\d+ = 0$/m, 'wait: the failed wait is not shown any more');
-	$next->start("SELECT dlock_acquire('lock')");
-	$holder->until_waits($next);
-	$holder->query("SELECT dlock_release('lock')");
-	like($next->answer, qr/^\d+$/, 'wait: the next waiter has its turn');
-	is($holder->query('SELECT name FROM dlock_contention'),
-		'lock', 'wait: that wait is counted');
-	$_->quit foreach $holder, $client, $next;
 }
 
 #

@@ -9,6 +9,9 @@ import { GRACE, ask as askOver, call, now, pauses } from './wire.js';
 // Milliseconds between queries that make up for lost notifications
 const ROUND = 60000;
 
+// Events of watched locks; all others are of tickets
+const WATCHES = ['held', 'free'];
+
 const ask = (client, statement) => askOver(client, statement, { until: now() + GRACE });
 
 // Lets the heartbeat give a place back, if it is a lease's.
@@ -183,7 +186,7 @@ export class Tickets {
     if (this.#client && !this.#client.ended) return this.#client;
     if (!this.#lease && this.#requests.size) {
       this.#events = this.#events.filter(({ event, ticket }) =>
-        ['held', 'free'].includes(event) || !this.#requests.has(ticket));
+        WATCHES.includes(event) || !this.#requests.has(ticket));
       this.#requests.clear();
       this.#granted.clear();
       throw new LockLost('the tickets are gone with their connection', '55L01');
@@ -255,7 +258,7 @@ export class Tickets {
       if (event === 'granted') await this.#confirm(ticket);
       else if (event === 'released' || event === 'expired') this.#forget(ticket, event);
       else if (event === 'wanted' ? this.#requests.has(ticket)
-        : ['held', 'free'].includes(event) && this.#watched.has(lock)) this.#tell(said);
+        : WATCHES.includes(event) && this.#watched.has(lock)) this.#tell(said);
     }
   }
 

@@ -787,12 +787,11 @@ class Lock(BaseLock, Blocking):
         until, waiting, line = now() + OBEY, pauses(), self._line
         while not self._idle.wait(next(waiting) / 2):
             with suppress(Exception), self._sending:
-                if self._cancels is None:
-                    pass
-                elif now() < until:
-                    self._cancels.append(cancel(line.connection))
-                elif not line.given:
-                    cut(line.connection)
+                if self._cancels is not None:
+                    if now() < until:
+                        self._cancels.append(cancel(line.connection))
+                    elif not line.given:
+                        cut(line.connection)
             if now() > until + GRACE:
                 return
 

@@ -22,6 +22,9 @@ from .service import AsyncLocks, Locks
 # Seconds between queries that make up for lost notifications
 ROUND = 60.0
 
+# Events of watched locks; all others are of tickets
+WATCHES = ('held', 'free')
+
 
 class Event(NamedTuple):
     """A ticket is granted, wanted (a request waits for the lock), released (by
@@ -188,7 +191,7 @@ class BaseTickets(Caller):
         if self._lease is None:
             self._events = deque(
                 event for event in self._events
-                if event.event in ('held', 'free')
+                if event.event in WATCHES
                 or event.ticket not in self._requests)
             self._requests.clear()
             self._granted.clear()
@@ -220,7 +223,7 @@ class BaseTickets(Caller):
             elif event in ('released', 'expired'):
                 self._forget(ticket, event)
             elif (event == 'wanted' and ticket in self._requests
-                    or event in ('held', 'free') and lock in self._watched):
+                    or event in WATCHES and lock in self._watched):
                 self._events.append(Event(event, lock, ticket, said))
             self._heard.popleft()
 

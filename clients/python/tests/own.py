@@ -86,6 +86,17 @@ def state(db):
 
 
 @contextmanager
+def meanwhile(work):
+    """Another thread does the work"""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextmanager
 def interrupted_when(condition, *arguments):
     """Once the condition is true, a signal handler raises an exception"""
     def interrupt():
@@ -96,12 +107,10 @@ def interrupted_when(condition, *arguments):
         raise InterruptedError('by the test')
 
     signal.signal(signal.SIGUSR1, handler)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
     try:
-        yield
+        with meanwhile(interrupt):
+            yield
     finally:
-        thread.join()
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
@@ -121,19 +130,13 @@ def interrupted(holder, name):
         holder, name, wait if inspect.iscoroutinefunction(work) else interrupt)
 
 
-@contextmanager
 def cancelled(lock):
     """Another thread cancels the acquire when it waits"""
     def cancel():
         until(has_waiter, lock.name)
         lock.cancel()
 
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+    return meanwhile(cancel)
 
 
 @contextmanager
