@@ -45,9 +45,7 @@ func LockAll(ctx context.Context, locks []*Lock, given ...Option) error {
 	answer, err := ask(ctx, conn, allOf("dlock_acquire_all", o, until, names), forever)
 	got := fences(answer)
 	if err == nil && ctx.Err() != nil {
-		for _, fence := range got {
-			ask(background, conn, call("dlock_release_ticket", nil, fence), forever)
-		}
+		undoHere(conn, got...)
 		err = cancelled(ctx)
 	}
 	if err != nil {
@@ -105,7 +103,7 @@ func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option
 	} else {
 		heart.owe(l.takeBack(heart, requests...)...)
 	}
-	lease.release(names)
+	heart.release(names...)
 	return nil, err
 }
 
@@ -119,26 +117,23 @@ func (lease *Lease) claim(names []string) (*heart, error) {
 		return nil, err
 	}
 	for n, name := range names {
-		if lease.together[name] || heart.owed[request{name, ""}] {
+		if heart.together[name] || heart.owed[request{name, ""}] {
 			for _, before := range names[:n] {
-				delete(lease.together, before)
+				delete(heart.together, before)
 			}
 			return nil, newError(WrongState, "55000", lease.what()+" has "+strconv.Quote(name)+" already", nil)
 		}
-		lease.together[name] = true
+		heart.together[name] = true
 	}
 	return heart, nil
 }
 
-// release forgets these names, or all of them.
-func (lease *Lease) release(names []string) {
+// release forgets names that claim has noted.
+func (h *heart) release(names ...string) {
 	mu.Lock()
 	defer mu.Unlock()
-	if names == nil {
-		lease.together = map[string]bool{}
-	}
 	for _, name := range names {
-		delete(lease.together, name)
+		delete(h.together, name)
 	}
 }
 

@@ -118,11 +118,12 @@ func cut(conn *pgx.Conn) {
 	conn.PgConn().Conn().Close()
 }
 
-// cancelRunning asks the server to cancel, and waits until the server has read the request.
-func cancelRunning(conn *pgx.Conn) {
+// cancelRunning asks the server to cancel, and waits until the server has read the request. If false, it may read it
+// later.
+func cancelRunning(conn *pgx.Conn) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), obey)
 	defer cancel()
-	conn.PgConn().CancelRequest(ctx)
+	return conn.PgConn().CancelRequest(ctx) == nil && ctx.Err() == nil
 }
 
 // exec sends one statement, and returns its first row. Nothing but cut ends it.

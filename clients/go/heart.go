@@ -307,6 +307,7 @@ type heart struct {
 	mostInterval   time.Duration
 	members        map[*kept]*hold // the objects to notify: the lease (nil) and locks
 	owed           map[request]bool
+	together       map[string]bool // the names of LockAll
 	timer          *time.Timer
 	pulse          *pulse
 }
@@ -315,7 +316,8 @@ func newHeart(server *Server, k *kept, id int64, sent, ttl, interval, margin tim
 	mu.Lock()
 	defer mu.Unlock()
 	h := &heart{id: id, interval: interval, life: ttl - margin, deadline: later(sent, ttl-margin), due: after(interval),
-		mostLife: forever, mostInterval: forever, members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
+		mostLife: forever, mostInterval: forever, members: map[*kept]*hold{k: nil}, owed: map[request]bool{},
+		together: map[string]bool{}}
 	k.heart = h
 	key := server.key()
 	if h.pulse = pulses[key]; h.pulse == nil {

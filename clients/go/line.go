@@ -166,7 +166,7 @@ func ask(ctx context.Context, conn connection, s statement, until time.Duration)
 	}()
 	answer, err := exec(conn, s)
 	close(done)
-	<-returned // otherwise the cancel could hit the next statement
+	<-returned
 	return answer, ofOwn(err)
 }
 
@@ -181,7 +181,10 @@ func enforce(ctx context.Context, conn connection, until time.Duration, done <-c
 		return
 	case <-ctx.Done():
 	}
-	cancelRunning(conn)
+	if !cancelRunning(conn) {
+		cut(conn) // the cancel could hit a later statement
+		return
+	}
 	obeyed := time.NewTimer(obey)
 	defer obeyed.Stop()
 	select {

@@ -217,8 +217,6 @@ type Lease struct {
 	options
 	id   atomic.Int64
 	line chan *line // for all calls that need not wait, of one hold; empty while a call uses it
-
-	together map[string]bool // by LockAll; mu protects it
 }
 
 // NewLease needs a TTL.
@@ -242,7 +240,6 @@ func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
 		return nil, err
 	}
 	lease.begin(ctx)
-	lease.release(nil)
 	l := lease.locks.line(lease.server)
 	// if the answer is lost, the lease has no locks, and expires
 	answer, err := l.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
@@ -593,7 +590,7 @@ func (lock *Lock) takeBack(err error) {
 		return
 	case sessionScope:
 		if l.given && lock.Fence() != 0 {
-			ask(background, l.conn, call("dlock_release_ticket", nil, lock.Fence()), forever)
+			undoHere(l.conn, lock.Fence())
 		}
 		l.drop()
 		return
@@ -604,6 +601,16 @@ func (lock *Lock) takeBack(err error) {
 	}
 	if len(l.takeBack(lock.keeper, request{lock.name, lock.owner})) > 0 {
 		lock.owe(true)
+	}
+}
+
+// undoHere closes the program's connection if it may still hold one of the locks.
+func undoHere(conn connection, fences ...int64) {
+	for _, fence := range fences {
+		if _, err := ask(background, conn, call("dlock_release_ticket", nil, fence), after(undo)); err != nil {
+			closeConn(conn)
+			return
+		}
 	}
 }
 
@@ -700,7 +707,7 @@ func (lock *Lock) Unlock() error {
 		return lock.giveBack(l, release, true, lock.owe)
 	}
 	if lock.owner == "" {
-		defer lock.lease.release([]string{lock.name})
+		defer lock.keeper.release(lock.name)
 	}
 	// over the lease's connection; if that fails, the lease's heartbeat repeats the release
 	return lock.lease.use(background, lock.Deadline(), func(l *line) error {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// The time between queries that make up for lost notifications
-const round = time.Minute
+// The time between queries that make up for lost notifications, and notice a connection that has become silent
+var round = time.Minute // a variable for the tests
 
 // An Event is a change of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost;
 // or of a watched lock: held, free.
@@ -243,6 +243,10 @@ func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 	}
 	if Now() >= t.round {
 		t.round = after(round)
+		if _, err = t.ask(ctx, statement{sql: "SELECT 1"}); err != nil {
+			return nil, err
+		}
+		conn = t.last
 		for _, ticket := range t.tickets() {
 			if err := t.confirm(ticket); err != nil {
 				return nil, err

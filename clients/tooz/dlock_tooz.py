@@ -151,7 +151,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         return Line(Blocking(), Dsn(self._dsn), 0)
 
     def ask(self, statement):
-        """Executes one statement at a time; retries over a new connection."""
+        """Executes one statement at a time."""
         with self._mutex, translated():
             return run(self._line.ask(statement))
 

@@ -13,8 +13,8 @@
 #define AGE(since) \
 	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) " since ")"
 #define LOCK_COLUMNS \
-	"SELECT name, CASE \"position\" WHEN 0 THEN CASE WHEN granted THEN 'holds' ELSE 'delay' END " \
-	"ELSE pg_catalog.concat('waits ', \"position\") END AS state, " \
+	"SELECT name, CASE WHEN \"position\" OPERATOR(pg_catalog.>) 0 " \
+	"THEN pg_catalog.concat('waits ', \"position\") WHEN granted THEN 'holds' ELSE 'delay' END AS state, " \
 	AGE("coalesce(granted_at, enqueued_at)") \
 	" AS \"for\", ticket, mode, scope, pid, role, info, " \
 	"pg_catalog.date_trunc('second', remaining) AS remaining "

@@ -305,7 +305,7 @@ confirm(void)
 	sent = clock_now();
 	until = sent + patience_for_answer();
 	value = opt.session ?
-		ask(until, "SELECT nullif(%s.dlock_is_held($1), false)", 1, &opt.name) :
+		ask(until, "SELECT %s.dlock_is_held($1) OR NULL", 1, &opt.name) :
 		adopts ? ask_of_ticket(until, "SELECT %s.dlock_renew($1, $2)", opt.ttl) :
 		ask_of_ticket(until, "SELECT %s.dlock_renew($1)", -1);
 	if (value == NULL)
@@ -461,7 +461,7 @@ get_lock(void)
 static const char *
 release_lock(int64 until)
 {
-	return ask_of_ticket(until, "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
+	return ask_of_ticket(until, "SELECT %s.dlock_release_ticket($1) OR NULL", -1);
 }
 
 /*

@@ -174,6 +174,9 @@ look_for_extension(int64 until)
 						  SET("statement_timeout", "0") ", "
 						  SET("lock_timeout", "0") ", "
 						  SET("idle_session_timeout", "0") ", "
+						  "(SELECT " SET("transaction_timeout", "0")	/* since 17 */
+						  " FROM pg_catalog.pg_settings"
+						  " WHERE name OPERATOR(pg_catalog.=) 'transaction_timeout'), "
 						  SET("client_connection_check_interval", "1s") ", "
 						  SET("tcp_keepalives_idle", "10") ", "
 						  SET("tcp_keepalives_interval", "5") ", "

@@ -25,10 +25,14 @@ static int	n_watched;
 static char *
 plain_line(char *text)
 {
-	for (char *c = text; *c; c++)
+	int			encoding = PQclientEncoding(server_connection());
+	int			length;
+
+	for (char *c = text; *c; c += length)
 	{
-		if ((unsigned char) *c < ' ' || *c == '\177')
-			*c = '?';
+		length = PQmblenBounded(c, encoding);
+		if (PQdsplen(c, encoding) < 0)
+			memset(c, '?', length);
 	}
 	return text;
 }

@@ -326,15 +326,14 @@ check_lockable(DlockSpace *space)
 bool
 dlock_load(DlockSpace *space)
 {
-	static bool has_turns = false;	/* is the loader's lock kept? */
 	uint64		until = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	LOCKTAG		tag = load_tag(space);
+	LockAcquireResult kept = LockAcquire(&tag, ExclusiveLock, true, true);
 	volatile bool done = false;
 	volatile bool failed = true;
 
-	if (!has_turns)
-		has_turns = LockAcquire(&tag, ExclusiveLock, true, true) !=
-			LOCKACQUIRE_NOT_AVAIL;
+	if (kept > LOCKACQUIRE_OK)	/* since the last call */
+		(void) LockRelease(&tag, ExclusiveLock, true);
 	PG_TRY();
 	{
 		done = load(space, until, until);
@@ -344,11 +343,8 @@ dlock_load(DlockSpace *space)
 	}
 	PG_FINALLY();
 	{
-		if (has_turns && (done || failed))
-		{
+		if (kept != LOCKACQUIRE_NOT_AVAIL && (done || failed))
 			(void) LockRelease(&tag, ExclusiveLock, true);
-			has_turns = false;
-		}
 	}
 	PG_END_TRY();
 	return done;

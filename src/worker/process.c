@@ -101,6 +101,8 @@ leave_shared_state(void)
 	if (dlock_my_backend)
 		dlock_record_end_uses(0);
 	dlock_detach();
+	/* PostgreSQL ends a session's locks only at an error in a transaction */
+	LockReleaseAll(DEFAULT_LOCKMETHOD, true);
 }
 
 /* dlock_database_changes() before the latest look-up of the owner */
@@ -234,14 +236,12 @@ bool
 dlock_process_is_in_the_way(void)
 {
 	LOCKTAG		tag;
+	int			holders;
 
 	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
-	if (LockAcquire(&tag, RowExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL)
-	{
-		(void) LockRelease(&tag, RowExclusiveLock, true);
-		return false;
-	}
-	return CountDBConnections(MyDatabaseId) == 0;
+	/* unlike LockAcquire(), this works while the lock table is full */
+	pfree(GetLockConflicts(&tag, RowExclusiveLock, &holders));
+	return holders > 0 && CountDBConnections(MyDatabaseId) == 0;
 }
 
 /* Is a shutdown under way?  postmaster.pid says so before signals are sent. */

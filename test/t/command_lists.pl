@@ -150,10 +150,10 @@ foreach my $it ($watch, $lines)
 
 	my $holder = session($node, 'watched');
 
-	$holder->query("SELECT dlock_acquire('$evil', info => E'a\tb')");
+	$holder->query("SELECT dlock_acquire('$evil', info => E'a\tb\\u009bc')");
 	$watch = Dlock::Command->new($node->connstr('watched'), 'watch', $evil);
 	poll('watch reports the holder', sub { $watch->out =~ /\n/ });
-	like($watch->out, qr/^\S+ \S+  x\?\?\[31m  held \d+ exclusive session a\?b\n$/,
+	like($watch->out, qr/^\S+ \S+  x\?\?\[31m  held \d+ exclusive session a\?b\?\?c\n$/,
 		'control characters are not printed');
 	$holder->quit;
 	$node->safe_psql('watched', 'DROP EXTENSION dlock; CREATE EXTENSION dlock');
@@ -246,5 +246,38 @@ foreach my $what ('top', 'ls', 'blockers', 'stats', 'watch', 'release', 'close')
 
 	like("$err$out", qr/^dlock $what: .*Usage:\n  dlock $what /s, "dlock $what --help");
 }
+
+#
+# Operators of other roles are never run, even if search_path has them first.
+#
+$client->query(q{
+	DO $$
+	DECLARE
+		type text;
+		name text;
+	BEGIN
+		FOREACH type IN ARRAY '{bool,int4,int8,text,name,oid,interval}'::text[] LOOP
+			EXECUTE format('CREATE FUNCTION public.planted(%s, %1$s) RETURNS bool LANGUAGE plpgsql '
+				'AS ''BEGIN RAISE ''''planted code was run''''; END''', type);
+			FOREACH name IN ARRAY '{=,<>,<,>,<=,>=}'::text[] LOOP
+				EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %2$s, FUNCTION = public.planted)',
+					name, type);
+			END LOOP;
+		END LOOP;
+	END $$;
+	ALTER DATABASE postgres SET search_path = public, pg_catalog});
+like(session($node)->query('SELECT 1 = 1'), qr/planted code was run/, 'an operator is planted');
+$held = $client->query(q{SELECT dlock_acquire('x')});
+$lease = $client->query(q{SELECT dlock_lease_open('1h')});
+$watch = Dlock::Command->new($node, 'watch', 'x');
+poll('watch', sub { $watch->out =~ /held/ });
+$watch->signal('TERM');
+is($watch->exit_code . $watch->err, '143', 'watch runs no planted operator');
+shown("$_->[0] runs no planted operator", @$_)
+  foreach [ 'ls' ], [ 'ls', 'x' ], [ 'ls', '--json' ], [ 'blockers' ], [ 'stats' ], [ 'top', '--once', '--filter=x' ],
+  [ 'release', '--force', $held ], [ 'close', $lease ],
+  [ 'run', 'x', 'true' ],
+  # long enough to ask once whether the lock is held
+  [ 'run', '--session', 'x', 'sleep', '4' ];
 
 done_testing();

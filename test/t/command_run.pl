@@ -230,7 +230,25 @@ foreach my $signal ('INT', 'TERM')
 	is($client->query('SELECT count(*) FROM dlock_locks WHERE NOT granted'),
 		'0', 'the waiter has left the queue');
 }
-$client->query(q{SELECT dlock_release_all()});
+
+# The role's timeouts do not end a wait.
+{
+	my $timeout = $node->pg_version >= 17 ? 'transaction_timeout' : 'statement_timeout';
+
+	$client->query("CREATE ROLE hasty LOGIN; ALTER ROLE hasty SET $timeout = '3s'");
+	my $waiter = Dlock::Command->new($node->connstr('postgres') . ' user=hasty', 'run', '--session', 'busy', 'true');
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
+	my $pid = $client->query('SELECT pid FROM dlock_locks WHERE NOT granted');
+
+	# a wait that began later, and has ended
+	my $hasty = session($node, 'postgres', 'user=hasty');
+	$hasty->may_end;
+	like($hasty->query(q{SELECT dlock_acquire('busy')}), qr/57014|25P04|^$/, "$timeout ends another wait");
+	is($client->query('SELECT pid FROM dlock_locks WHERE NOT granted'), $pid, "$timeout does not end the wait");
+	$client->query(q{SELECT dlock_release_all()});
+	is($waiter->exit_code, 0, 'the waiter has its turn');
+	$hasty->quit;
+}
 
 #
 # Modes

@@ -845,11 +845,23 @@ like($client->query("SELECT $_"),
   q{dlock_acquire('mine', '10ms')};
 is($client->query("SELECT dlock_try_acquire('mine') IS NULL"),
 	't', 'for a session, a lock that a lease has is busy');
+
+# The worker gives way to a rename between two attempts to load.
+$_->quit foreach $admin, $client, $other;
+$admin = session($node, 'template1');
+$admin->query('SET synchronous_commit = local');
+poll('the database is renamed',
+	sub { $admin->query('ALTER DATABASE postgres RENAME TO renamed') eq '' });
+is($admin->query(q{SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+		WHERE datname = 'renamed'}),
+	'0', 'the worker that has ended has left no lock behind');
+$admin->query('ALTER DATABASE renamed RENAME TO postgres');
+$client = session($node);
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
 is($client->query("SELECT dlock_lease_acquire('mine', $lease)"),
 	$held, 'when standbys are not needed, the lease has its ticket');
 
-$_->quit foreach $admin, $client, $other;
+$_->quit foreach $admin, $client;
 $node->stop;
 done_testing();

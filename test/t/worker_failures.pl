@@ -282,6 +282,24 @@ is( $node->safe_psql('postgres',
 	'shutdown: still released after the restart');
 
 #
+# PostgreSQL's table of locks is full
+#
+$admin = session($node);
+$admin->query("SELECT dlock_ttl_acquire('needs a worker', '10min')");
+$first = worker($admin);
+my $full = session($node);
+like($full->query('SELECT pg_advisory_lock(n) FROM generate_series(1, 10000000) AS n'),
+	qr/53200/, 'the table of locks is full');
+my $filled = $admin->query('SELECT clock_timestamp()');
+# By then, the worker has done twice what it does each second.  The view would
+# lock shared tables.
+$admin->wait_for(qq{SELECT bool_and(state_change > '$filled'::timestamptz + '2 s') IS NOT FALSE
+	FROM pg_stat_get_activity($first)});
+is($admin->query("SELECT count(*) FROM pg_stat_get_activity($first)"),
+	'1', 'the worker goes on, with its heartbeats');
+$_->quit foreach $full, $admin;
+
+#
 # The disk is full.  A limit on the size of files has the same effect, but
 # spares the WAL if its files are small, and shared memory if it is not a file.
 #

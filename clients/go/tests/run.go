@@ -23,6 +23,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	_ "unsafe" // for go:linkname
 
 	"dlock.org/dlock"
 	"github.com/jackc/pgx/v5"
@@ -43,6 +44,9 @@ var (
 	admin   = &session{dsn: address("MAIN", "admin", "")}
 	try     = dlock.Timeout(0)
 )
+
+//go:linkname round dlock.org/dlock.round
+var round time.Duration
 
 func atoi(text string) int {
 	number, err := strconv.Atoi(text)
@@ -1026,10 +1030,11 @@ var rows = []row{
 	{"enqueue_connection_killed", func() {
 		lease := locks.NewLease(dlock.TTL(long))
 		must(opened(lease))
-		ours, unread, kept := locks.NewTickets(), locks.NewTickets(), lease.NewTickets()
+		ours, unread, released, kept := locks.NewTickets(), locks.NewTickets(), locks.NewTickets(), lease.NewTickets()
 		var held, waits int64
 		admin.holds("busy", func(int64) {
 			enqueue(unread, "unread")
+			gone := enqueue(released, "released")
 			enqueue(ours, "free")
 			check(next(ours).Event == "granted", "granted")
 			held, waits = enqueue(kept, "kept"), enqueue(kept, "busy")
@@ -1043,7 +1048,11 @@ var rows = []row{
 			lost(err)
 			ticket = enqueue(unread, "other")
 			isEvent(next(unread), "granted", "other", ticket)
+			lost(released.Release(ctx, gone))
+			ticket = enqueue(released, "released")
+			isEvent(next(released), "granted", "released", ticket)
 			must(unread.Close())
+			must(released.Close())
 			none(kept)
 			seen := admin.ask("SELECT string_agg(ticket::text, ' ' ORDER BY ticket) FROM dlock_locks WHERE lease = $1", lease.ID())
 			check(seen == fmt.Sprint(held, " ", waits), seen)
@@ -1990,6 +1999,58 @@ var own = []row{
 		})
 	}},
 
+	// The server may read a cancel later, so a connection of the program is closed, although the answer has come.
+	{"cancel_unread", func() {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		must(err)
+		defer silent.Close()
+		config, err := pgx.ParseConfig(main_)
+		must(err)
+		dial := config.DialFunc
+		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			return dial(ctx, network, address)
+		}
+		conn, err := pgx.ConnectConfig(ctx, config)
+		must(err)
+		ctx, cancel := context.WithCancel(ctx)
+		var waiting <-chan error
+		admin.holds("busy", func(int64) {
+			waiting = async(func() error {
+				_, err := dlock.OnConn(conn, "busy").Lock(ctx)
+				return err
+			})
+			admin.untilWaits("busy")
+			dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", silent.Addr().String())
+			}
+			cancel()
+			_, err := silent.Accept()
+			must(err)
+		})
+		raises(dlock.Cancelled, "57014", <-waiting)
+		check(conn.IsClosed(), "closed")
+		admin.untilFree("busy")
+	}},
+
+	// If the connection has become silent, the next round finds that.
+	{"round_silent", func() {
+		defer func(before time.Duration) { round = before }(round)
+		round = 0
+		var silent atomic.Bool
+		tickets := wired(func(sent bool, _ []byte) error {
+			if sent && silent.Load() {
+				return errors.New("no answer")
+			}
+			return nil
+		}).NewTickets()
+		enqueue(tickets, "silent")
+		check(next(tickets).Event == "granted", "granted")
+		silent.Store(true)
+		_, err := tickets.Next(ctx)
+		lost(err)
+		must(tickets.Close())
+	}},
+
 	// The undo of a request releases no ticket that another lease holds with the same owner.
 	{"cancelled_same_owner", func() {
 		owner := dlock.Owner("job/1")
@@ -2072,10 +2133,10 @@ var own = []row{
 	{"lock_all", func() {
 		names := []string{`a"\,`, "b"}
 		lease := locks.NewLease(kept...)
-		_, err := lease.LockAll(ctx, names)
+		all, err := lease.LockAll(ctx, names)
 		wrong(err)
 		must(lease.Do(ctx, func(context.Context) error {
-			all, err := lease.LockAll(ctx, names)
+			all, err = lease.LockAll(ctx, names)
 			must(err)
 			check(all[1].Name() == "b" && all[1].Check() == nil, all)
 			_, err = lease.LockAll(ctx, []string{"c", "b"})
@@ -2084,8 +2145,16 @@ var own = []row{
 			check(admin.isFree("b") && admin.isFree("c") && !admin.isFree(names[0]), "free")
 			admin.force(all[0].Fence())
 			lost(all[0].Unlock())
-			_, err = lease.LockAll(ctx, names)
+			all, err = lease.LockAll(ctx, names)
 			return err
+		}))
+		must(lease.Do(ctx, func(context.Context) error {
+			_, err := lease.LockAll(ctx, names)
+			must(err)
+			raises(dlock.LockLost, "", all[0].Unlock()) // of the opening before
+			_, err = lease.LockAll(ctx, names)
+			wrong(err)
+			return nil
 		}))
 		with(main_, func(conn *pgx.Conn) {
 			both := []*dlock.Lock{dlock.OnConn(conn, names[0]), dlock.OnConn(conn, "b")}

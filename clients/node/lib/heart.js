@@ -209,6 +209,7 @@ export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
   owed = new Set(); // for each call, its requests to be undone, as JSON
+  together = new Set(); // names of acquireAll
   most = { life: Infinity, interval: Infinity };
   #watching;
 

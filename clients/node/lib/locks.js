@@ -8,7 +8,7 @@ import {
 import { Calls, inTransaction } from './calls.js';
 import { Heart, Kept, NONE, anew, isOwed, owe, owed, paid, takeBack, warn } from './heart.js';
 import { isSource } from './source.js';
-import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
+import { GRACE, Line, UNDO, ask, call, cut, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
 /**
@@ -122,7 +122,6 @@ export class Lease extends Kept {
   #tail = Promise.resolve();
   #moved = 0; // when a call last finished with the connection
   #opening; // the promise of the last open
-  #all = new Set(); // names of acquireAll
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
     super();
@@ -179,7 +178,6 @@ export class Lease extends Kept {
       await this.hold((line) => giveBack(this, line, call('dlock_lease_close', [this.id]), true));
     } finally {
       this.state = NONE;
-      this.#all.clear();
     }
   }
 
@@ -197,10 +195,10 @@ export class Lease extends Kept {
     for (const name of all) {
       if (this.locks.server(name) !== this.server)
         throw new BadArgument(`"${name}" is not on the server of ${this}`, '22023');
-      if (this.#all.has(name) || heart.owes(back(name)))
+      if (heart.together.has(name) || heart.owes(back(name)))
         throw new WrongState(`${this} has "${name}" already`, '55000');
     }
-    all.forEach((name) => this.#all.add(name));
+    all.forEach((name) => heart.together.add(name));
     const until = now() + timeout;
     const line = this.line();
     line.waits = timeout !== 0;
@@ -216,18 +214,13 @@ export class Lease extends Kept {
       locks.forEach((lock) => lock.checkLost());
       return locks;
     } catch (error) {
-      all.forEach((name) => this.#all.delete(name));
+      all.forEach((name) => heart.together.delete(name));
       if (isUnsure(error, line.doubt) || error instanceof LockLost)
         heart.owe(...all.map(back));
       throw error;
     } finally {
       await line.close();
     }
-  }
-
-  /** Forgets a lock of acquireAll that was released. */
-  released(name) {
-    this.#all.delete(name);
   }
 
   /**
@@ -535,7 +528,7 @@ export class Lock extends Kept {
     if (this.scope !== 'lease') {
       if (line.client && !this.#calls) unwatchEnd(line.client, this.#ended);
       if (line.given && this.scope === 'session' && this.fence)
-        await ask(line.client, call('dlock_release_ticket', [this.fence])).catch(() => {});
+        await ask(line.client, call('dlock_release_ticket', [this.fence]), { until }).catch(() => cut(line.client));
       await line.close();
       return;
     }
@@ -560,7 +553,7 @@ export class Lock extends Kept {
       await (this.scope === 'lease' ? this.#releaseForLease() : this.#releaseHere());
     } finally {
       if (this.state === 'being released') this.state = NONE;
-      if (this.#ofAll) this.source.released(this.name);
+      if (this.#ofAll) this.heart.together.delete(this.name);
       await this.#line.close();
     }
     this.#observe('held', this.#since);

@@ -76,14 +76,14 @@ export class Tickets {
   async release(ticket) {
     await this.#alone(async () => {
       const place = this.#requests.get(ticket);
-      if (!this.#requests.delete(ticket)) throw new LockLost(`ticket ${ticket} is not ours`, '55L01');
+      if (!place) throw new LockLost(`ticket ${ticket} is not ours`, '55L01');
+      if (place.heart) this.#requests.delete(ticket); // a new connection must not request it again
       let released;
       try {
         released = await this.#kept(call('dlock_release_ticket', [ticket]));
+        this.#requests.delete(ticket);
       } catch (error) {
         if (place.heart) giveBack(place);
-        else if (![ConnectionLost, LockLost].some((kind) => error instanceof kind))
-          this.#requests.set(ticket, place); // of the session still
         throw error;
       } finally {
         if (!this.#requests.has(ticket)) this.#granted.delete(ticket);

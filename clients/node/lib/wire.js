@@ -73,14 +73,14 @@ export async function close(client) {
   clearTimeout(timer);
 }
 
-// A cancel is a separate connection, which the server closes after it has read the cancel.
+// A cancel is a separate connection, which the server closes after it has read the cancel. Returns whether it has.
 function cancel({ host, port, processID, secretKey }) {
   const packet = Buffer.alloc(16);
   [16, 80877102, processID, secretKey].forEach((word, n) => packet.writeInt32BE(word, 4 * n));
   return new Promise((heard) => {
     const socket = net.connect(host.startsWith('/') ? { path: `${host}/.s.PGSQL.${port}` } : { host, port });
     socket.setTimeout(OBEY, () => socket.destroy());
-    socket.on('error', () => {}).on('close', heard).resume().write(packet);
+    socket.on('error', () => {}).on('close', () => heard(socket.readableEnded)).resume().write(packet);
   });
 }
 
@@ -97,8 +97,9 @@ export async function ask(client, [text, values],
   if (signal?.aborted) throw cancelled(signal); // no event will follow
   let stopping, last, done = false;
   const stop = () => {
-    stopping ??= cancel(client).then(() => {
-      if (!done) last = setTimeout(cut, OBEY, client);
+    stopping ??= cancel(client).then((heard) => {
+      if (!heard) cut(client); // the cancel could hit a later statement
+      else if (!done) last = setTimeout(cut, OBEY, client);
     });
   };
   const timer = limit && setTimeout(stop, limit);
@@ -115,7 +116,7 @@ export async function ask(client, [text, values],
     clearTimeout(timer);
     clearTimeout(given);
     signal?.removeEventListener('abort', stop);
-    await stopping; // otherwise the cancel could hit the next statement
+    await stopping;
     clearTimeout(last);
   }
 }

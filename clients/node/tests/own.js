@@ -392,6 +392,27 @@ tests['a lock of a lease that is closed and opened meanwhile is lost'] = async (
   await lease.run(() => assert.rejects(lease.lock('a').acquire(), LockLost));
 };
 
+tests['a cancel that the server may read later closes the connection'] = async () => {
+  const silent = createServer().listen(0, '127.0.0.1');
+  await once(silent, 'listening');
+  const given = new pg.Client();
+  given.on('error', () => {});
+  await given.connect();
+  const giving = new AbortController();
+  let waiting;
+  await busy('a', async () => {
+    waiting = assert.rejects(new Lock(given, 'a').acquire({ signal: giving.signal }), Cancelled);
+    await waits('a');
+    Object.assign(given, { host: '127.0.0.1', port: silent.address().port });
+    giving.abort();
+    await once(silent, 'connection');
+  });
+  await waiting;
+  await until(() => isFree('a'));
+  await assert.rejects(given.query('SELECT 1'));
+  silent.close();
+};
+
 tests['a lock of a lease: a later request does not hide a doubt'] = async () => {
   let lease;
   const refuse = () => { throw new LockTimeout('too late', '55P03'); };
@@ -931,6 +952,14 @@ tests['acquireAll: each is released by itself'] = async () => {
     await admin('SELECT dlock_force_release($1)', two.fence);
     await assert.rejects(two.release(), LockLost);
     await lease.acquireAll(['a', 'b', 'a']);
+  });
+  const reopened = locks.lease(KEPT);
+  let before;
+  await reopened.run(async () => { [before] = await reopened.acquireAll(['a']); });
+  await reopened.run(async () => {
+    await reopened.acquireAll(['a']);
+    await assert.rejects(before.release(), LockLost);
+    await assert.rejects(reopened.acquireAll(['a']), WrongState);
   });
   const calls = new Calls(client);
   for (const fence of await calls.acquireAll(['b', 'a'])) {

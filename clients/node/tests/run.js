@@ -578,10 +578,12 @@ rows.enqueue_thousands = () => connected(async (holder) => {
 rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lease) => {
   const ours = locks.tickets();
   const unread = locks.tickets();
+  const released = locks.tickets();
   const kept = locks.tickets({ lease });
   let held, waits;
   await admin.holds('busy', async () => {
     await unread.enqueue('unread');
+    const gone = await released.enqueue('released');
     await ours.enqueue('free');
     assert.equal((await ours.next({ timeout: TIMEOUT })).event, 'granted');
     held = await kept.enqueue('kept');
@@ -590,7 +592,8 @@ rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lea
     await killSessions();
     await raises(LockLost, '55L01', () => ours.next({ timeout: TIMEOUT }));
     await raises(LockLost, '55L01', () => unread.enqueue('other'));
-    for (const [tickets, lock] of [[ours, 'free'], [unread, 'other']]) {
+    await raises(LockLost, '55L01', () => released.release(gone));
+    for (const [tickets, lock] of [[ours, 'free'], [unread, 'other'], [released, 'released']]) {
       const ticket = await tickets.enqueue(lock);
       assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'granted', lock, ticket });
     }
@@ -602,7 +605,7 @@ rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lea
   assert.equal(await kept.next({ timeout: 0 }), undefined);
   await kept.release(waits);
   await kept.release(held);
-  for (const tickets of [kept, ours, unread]) await tickets.close();
+  for (const tickets of [kept, ours, unread, released]) await tickets.close();
 });
 
 rows.enqueue_released = async () => {

@@ -252,6 +252,24 @@ row :block_release_refused do
   end
 end
 
+row :block_release_busy do
+  app do |db|
+    held = lock(db, 'a')
+    raises(Boom) do
+      held.synchronize do
+        db.send_query('SELECT pg_sleep(1000)')
+        raise Boom
+      end
+    end
+    raises(Dlock::WrongState, '55000') { held.release }
+    db.cancel
+    raises(PG::QueryCanceled) { db.get_last_result }
+    expect(!free?('a'))
+    held.release
+    expect(free?('a'))
+  end
+end
+
 row :pool_returned do
   app do |db|
     lock(db, 'pool').acquire

@@ -744,12 +744,14 @@ row :enqueue_connection_killed do
   LOCKS.lease(LONG).synchronize do |lease|
     ours = LOCKS.tickets
     unread = LOCKS.tickets
+    released = LOCKS.tickets
     kept = lease.tickets
     held = waits = nil
     ADMIN.holds('busy') do
       ours.enqueue('free')
       expect(event(ours)[0], 'granted')
       unread.enqueue('unread')
+      gone = released.enqueue('released')
       held = kept.enqueue('kept')
       waits = kept.enqueue('busy')
       expect(event(kept), ['granted', 'kept', held])
@@ -760,6 +762,9 @@ row :enqueue_connection_killed do
       raises(Dlock::LockLost) { unread.enqueue('other') }
       other = unread.enqueue('other')
       expect(event(unread), ['granted', 'other', other])
+      raises(Dlock::LockLost) { released.release(gone) }
+      again = released.enqueue('released')
+      expect(event(released), ['granted', 'released', again])
       expect(kept.next(0), nil)
       expect(ADMIN.call('SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks WHERE lease = $1', lease.id),
              "{#{held},#{waits}}")
@@ -767,7 +772,7 @@ row :enqueue_connection_killed do
     expect(event(kept), ['granted', 'busy', waits])
     kept.release(waits)
     kept.release(held)
-    [ours, unread, kept].each(&:close)
+    [ours, unread, released, kept].each(&:close)
   end
 end
 

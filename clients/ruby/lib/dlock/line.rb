@@ -25,6 +25,8 @@ module Dlock
     def ask(connection, statement, till)
       Stop.allow {} # before anything is sent
       sql, values = statement
+      raise WrongState.new('the connection is busy', '55000') if busy?(connection)
+
       begin
         Dlock.translated do
           connection.send_query_params(sql, values.map { |value| value&.to_s }, 0, STRINGS)

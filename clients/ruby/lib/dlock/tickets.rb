@@ -60,14 +60,15 @@ module Dlock
     # Raises LockLost if the ticket was lost.
     def release(ticket)
       use(stops: false) do
-        place = @places.delete(ticket) or raise LockLost.new("ticket #{ticket} is not ours", '55L01')
+        place = @places[ticket] or raise LockLost.new("ticket #{ticket} is not ours", '55L01')
+        @places.delete(ticket) if place.heart # a new connection must not request it again
         released, doubt = ask(Wire.call('dlock_release_ticket', ticket))
-        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless released || (doubt && place.heart)
+        @places.delete(ticket)
+        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless released || doubt
       rescue LockLost
         raise
-      rescue Error => e # the lease's heartbeat repeats the release
+      rescue Error # the lease's heartbeat repeats the release
         place.heart&.owe(place.name, place.owner)
-        @places[ticket] = place unless place.heart || e.is_a?(ConnectionLost)
         raise
       end
     end
