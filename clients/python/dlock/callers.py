@@ -79,14 +79,24 @@ def tuples(connection: Any) -> Any:
     return connection.cursor(row_factory=tuple_row)
 
 
+# Connections that cut() has ended.  A driver may still read an answer, and may
+# not call them closed.
+_cut = WeakSet[Any]()
+
+
 def cut(connection: Any) -> bool:
     """Ends the connection, and each wait for its answer, at once.  False if
     that fails."""
     with suppress(Exception):
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            _cut.add(connection)
             line.shutdown(socket.SHUT_RDWR)
         return True
     return False
+
+
+def is_cut(connection: Any) -> bool:
+    return connection in _cut
 
 
 def cancel(connection: Any) -> threading.Thread:
@@ -265,9 +275,10 @@ class Asyncio(Caller):
         if request.is_alive() or not task.done():
             cut(connection)
             await asyncio.wait({task}, timeout=OBEY)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+            connection.pgconn.finish()  # also the program's own
 
     @staticmethod
     async def hold(mutex: asyncio.Lock, seconds: float) -> bool:

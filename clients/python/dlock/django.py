@@ -57,14 +57,17 @@ def guard(lock: BaseLock, using: str = 'default') -> None:
     calls(using).guard(lock)
 
 
-def _release_all(**_: Any) -> None:
-    for connection in connections.all():
+@cache
+def _releasing(using: str) -> Callable[..., None]:
+    def release_all(**_: Any) -> None:
+        connection = connections[using]
         if connection.connection is not None and connection.is_usable():
             with connection.cursor() as cursor:
                 cursor.execute('SELECT dlock_release_all()')
+    return release_all
 
 
-def release_after_requests() -> None:
-    """Releases the locks of the thread's sessions after each request.  For
-    databases with CONN_MAX_AGE; call it in AppConfig.ready()."""
-    request_finished.connect(_release_all)
+def release_after_requests(using: str = 'default') -> None:
+    """Releases the locks of the thread's session after each request.  For a
+    database with CONN_MAX_AGE; call it in AppConfig.ready()."""
+    request_finished.connect(_releasing(using))

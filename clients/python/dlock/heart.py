@@ -237,6 +237,7 @@ class Heart:
         # objects to notify: the lease (None) and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
         self.owed: set[Request] = set()     # to be undone
+        self.together: set[str] = set()     # names of acquire_all
         self.pulse: Pulse | None = None
 
     def start(self, source: Source, waits: bool) -> None:

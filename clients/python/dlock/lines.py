@@ -10,7 +10,8 @@ from datetime import timedelta
 from threading import Timer
 from typing import Any
 
-from .callers import Caller, Statement, cut, execute, forking, settle
+from .callers import (
+    Caller, Statement, cut, execute, forking, is_cut, settle)
 from .drivers import is_idle
 from .errors import (
     Cancelled, ConnectionLost, Error, LockLost, NotPrimary, QuorumLate)
@@ -59,7 +60,9 @@ def pauses(most: float = 2) -> Iterator[float]:
 
 @contextmanager
 def cut_at(connection: Any, until: float) -> Iterator[None]:
-    """Closes the connection at this time, which ends a wait for an answer."""
+    """Cuts the connection at this time, which ends a wait for an answer.  An
+    answer that is read nevertheless does not count, because the server ends
+    the session."""
     if until == float('inf'):
         yield
         return
@@ -71,6 +74,8 @@ def cut_at(connection: Any, until: float) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
+    if is_cut(connection):
+        raise ConnectionLost('no answer in time')
 
 
 # A child process must not close its parent's connections
@@ -132,6 +137,7 @@ class Line:
                     raise
                 doubt = self.doubt = True
             except (ConnectionLost, NotPrimary) as error:
+                self.late = None        # its session has ended
                 if self.connection is not None:
                     doubt = self.doubt = True
                     if limit is None:

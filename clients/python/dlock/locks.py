@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from .callers import (
     OBEY, UNDO, Asyncio, Blocking, Caller, Statement, both, cancel, cut,
-    execute, forking, run, settle)
+    execute, forking, is_cut, run, settle)
 from .calls import Executor
 from .drivers import Psycopg2, check_transaction
 from .errors import (
@@ -230,7 +230,6 @@ class BaseLease(Kept, Generic[LockT]):
         self._interval = rhythm(ttl, interval)
         # for all calls that need not wait, one at a time
         self._line, self._free = locks.line(self, near), self.new_mutex()
-        self._all: set[str] = set()     # names of acquire_all
 
     def __str__(self) -> str:
         return f'lease {self.id}'
@@ -240,7 +239,7 @@ class BaseLease(Kept, Generic[LockT]):
 
     def _forked(self) -> None:
         super()._forked()
-        self._free, self._all = self.new_mutex(), set()
+        self._free = self.new_mutex()
 
     def lock(self, name: str, *, timeout: float | None = None,
              shared: bool | None = None, slots: int | None = None,
@@ -281,15 +280,15 @@ class BaseLease(Kept, Generic[LockT]):
             self.locks.check(name, self.near)
         with self._mutex:
             for name in names:
-                if (name in self._all
+                if (name in heart.together
                         or heart.request(name, None) in heart.owed):
                     raise WrongState(f'{self} has "{name}" already', '55000')
-            self._all.update(names)
+            heart.together.update(names)
         try:
             return await self._take_all(heart, names, timeout, shared=shared,
                                         info=info)
         except BaseException:
-            self._all.difference_update(names)
+            heart.together.difference_update(names)
             raise
 
     async def _take_all(self, heart: Heart, names: list[str],
@@ -371,7 +370,6 @@ class BaseLease(Kept, Generic[LockT]):
             try:
                 if self._heart:
                     self._heart.remove(self.lost, True)
-                self._all.clear()
                 await line.close()
             finally:
                 self._state = NONE
@@ -450,8 +448,10 @@ class BaseLock(Kept):
 
     def _look(self) -> None:
         super()._look()
+        connection = self._line.connection
         if (self._state == 'held' and self.scope != 'lease'
-                and not self._executor and self._line.connection.closed):
+                and not self._executor
+                and (connection.closed or is_cut(connection))):
             self.lost.set('its connection is closed')
 
     def _id(self) -> int | None:
@@ -598,8 +598,9 @@ class BaseLock(Kept):
 
     async def _end_cancels(self) -> bool:
         """Waits for the requests of cancel(), because a request that arrives
-        later would cancel the next statement.  If one does not return, closes
-        the connection, also the program's own, and returns False."""
+        later would cancel the next statement.  If one does not return, or
+        cancel() has cut the connection, closes the connection, also the
+        program's own, and returns False."""
         quiet, until, connection = False, now() + OBEY, self._line.connection
         try:
             with self._sending:
@@ -608,7 +609,8 @@ class BaseLock(Kept):
                 requests = []
             for request in requests:
                 request.join(max(0, until - now()))
-            quiet = not any(request.is_alive() for request in requests)
+            quiet = not is_cut(connection) and not any(
+                request.is_alive() for request in requests)
         finally:
             self._cancels = None
             try:
@@ -758,8 +760,8 @@ class BaseLock(Kept):
             raise
         finally:
             try:
-                if lease and self._asked is None:
-                    lease._all.discard(self.name)
+                if self._under and self._asked is None:
+                    self._under.together.discard(self.name)
                 if lease and mine:
                     await lease._let_go()
                 await self._line.close()

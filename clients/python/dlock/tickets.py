@@ -6,7 +6,7 @@ import json
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -56,6 +56,7 @@ class BaseTickets(Caller):
         self._granted: set[int] = set()
         self._watched: set[str] = set()
         self._round = now() + ROUND
+        self._closed = False
         forking.add(self)
 
     def _forked(self) -> None:
@@ -63,6 +64,16 @@ class BaseTickets(Caller):
         if self._lease:
             self._requests.clear()
             self._events.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WrongState('the tickets are closed', '55000')
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        async with self._mutex:
+            self._check_open()
+            yield
 
     @both
     async def enqueue(
@@ -82,7 +93,7 @@ class BaseTickets(Caller):
                            **options)
         else:
             request = call('dlock_enqueue', name, **options)
-        async with self._mutex:
+        async with self._turn():
             if heart and undo in heart.owed:
                 raise WrongState(
                     f'"{name}" is being taken back from this owner', '55000')
@@ -119,7 +130,7 @@ class BaseTickets(Caller):
 
     @both
     async def release(self, ticket: int) -> None:
-        async with self._mutex:
+        async with self._turn():
             request = self._requests.pop(ticket, None)
             if request is None:
                 raise LockLost(f'ticket {ticket} is not ours', '55L01')
@@ -136,20 +147,21 @@ class BaseTickets(Caller):
             finally:
                 if ticket not in self._requests:
                     self._granted.discard(ticket)
-            if not released and not self._line.doubt:
+            # a session's ticket has ended with an earlier connection
+            if not released and not (self._line.doubt and self._lease):
                 raise LockLost(f'ticket {ticket} was lost', '55L01')
 
     @both
     async def watch(self, name: str) -> None:
         """Watches the lock: events report its holder, and each change."""
         self._locks.check(name, self._near)
-        async with self._mutex:
+        async with self._turn():
             await self._line.ask(call('dlock_watch', name))
             self._watched.add(name)
 
     @both
     async def unwatch(self, name: str) -> None:
-        async with self._mutex:
+        async with self._turn():
             self._watched.discard(name)
             await self._line.ask(call('dlock_unwatch', name))
 
@@ -158,7 +170,7 @@ class BaseTickets(Caller):
         """The next event; None if none has come within the timeout"""
         until = now() + (float('inf') if timeout is None else timeout)
         while True:
-            async with self._mutex:
+            async with self._turn():
                 await self._listen()
                 if self._events:
                     return self._events.popleft()
@@ -169,6 +181,7 @@ class BaseTickets(Caller):
 
     @both
     async def close(self) -> None:
+        self._closed = True
         await self._line.close()
 
     async def _enter(self) -> None:
@@ -179,6 +192,7 @@ class BaseTickets(Caller):
     async def _restore(self) -> None:
         """Prepares a new connection.  Tickets of a lease stay; tickets of the
         session are lost."""
+        self._check_open()      # it may have been closed meanwhile
         connection = self._line.connection
         # before all else: a notification may come with an enqueue's reply
         self._line.listens = lambda notify: self._heard.append(

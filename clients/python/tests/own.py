@@ -24,7 +24,7 @@ from python_stack import (
     until_free)
 
 import dlock
-from dlock.callers import run
+from dlock.callers import Asyncio, is_cut, run
 from dlock.heart import Debt
 from dlock.lines import now
 from dlock.sources import Dsn, hosts_of
@@ -139,19 +139,20 @@ def cancelled(lock):
     return meanwhile(cancel)
 
 
+def is_idle(pid):
+    return admin('SELECT state FROM pg_stat_activity '
+                 f'WHERE pid = {pid}') == 'idle'
+
+
 @contextmanager
 def late_cancels(module, holder, pid):
     """Requests to cancel arrive after the grant; yields them"""
     cancel, requests = dlock.callers.cancel, []
 
-    def is_idle():
-        return admin('SELECT state FROM pg_stat_activity '
-                     f'WHERE pid = {pid}') == 'idle'
-
     def late(connection):
         def send():
             holder.release()
-            until(is_idle)
+            until(is_idle, pid)
             cancel(connection).join()
         requests.append(threading.Thread(target=send))
         requests[-1].start()
@@ -159,6 +160,23 @@ def late_cancels(module, holder, pid):
 
     with mock.patch.multiple(module, cancel=late, OBEY=TIMEOUT):
         yield requests
+
+
+def cut_late(condition=lambda: True):
+    """Once, the client has read an answer when it cuts the connection."""
+    cuts = []
+
+    class Late(threading.Timer):
+        def start(self):
+            pass
+
+        def cancel(self):
+            if not cuts and condition():
+                cuts.append(self.function(*self.args))
+
+        join = start
+
+    return mock.patch.object(dlock.lines, 'Timer', Late)
 
 
 def any_alive(requests):
@@ -294,6 +312,18 @@ class Pool(StackTest, unittest.TestCase):
         with self.assertRaises(dlock.LockLost):
             lock.release()
         self.assertReplaced()
+
+    def test_answer_late(self):
+        """a pool: a connection that the client has cut is replaced"""
+        with self.locks.lease(3600) as lease:
+            with cut_late():
+                lease.renew()
+            self.assertReplaced()
+            self.pid = self.look()[0]
+            with Holder('busy'), cut_late():
+                with self.assertRaises(dlock.LockTimeout):
+                    lease.lock('busy', timeout=0).acquire()
+            self.assertReplaced()
 
     def test_unsure(self):
         """a pool: a connection that cannot be cleaned is replaced"""
@@ -707,6 +737,59 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
                     await task
                 self.assertFalse(requests[0].is_alive())
 
+    async def test_failing_cancel(self):
+        """a connection is closed if a cancel does not return"""
+        def hang(_):
+            holder.release()
+            until(is_idle, db.info.backend_pid)
+            return mock.Mock()
+
+        async with await psycopg.AsyncConnection.connect(
+                '', autocommit=True) as db:
+            with Holder('report') as holder, mock.patch.multiple(
+                    'dlock.callers', cancel=hang, OBEY=0.01):
+                task = asyncio.create_task(Asyncio.ask(
+                    db, ("SELECT dlock_acquire('report')", ())))
+                await asyncio.to_thread(until, has_waiter, 'report')
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+            self.assertTrue(db.closed)
+
+    async def test_answer_late(self):
+        """an answer that is read after the cut is lost"""
+        with cut_late(lambda: not is_free('a')):
+            async with dlock.AsyncLocks('', **PATIENT).lock(
+                    'a', timeout=TIMEOUT) as lock:
+                self.assertTrue(await lock.is_held())
+
+    async def test_tickets_closed(self):
+        """tickets: a call during the close keeps no connection"""
+        made, closing = [], False
+
+        async def connect():
+            made.append(await psycopg.AsyncConnection.connect(''))
+            if closing:
+                await tickets.close()
+            return made[-1]
+
+        async def readable(*_):
+            await tickets.close()
+
+        locks = dlock.AsyncLocks(connect, **PATIENT)
+        tickets = dlock.AsyncTickets(locks)
+        await tickets.watch('a')
+        self.assertEqual((await tickets.next(TIMEOUT)).event, 'free')
+        tickets.readable = readable
+        with self.assertRaises(dlock.WrongState) as raised:
+            await tickets.next(TIMEOUT)
+        self.assertEqual(raised.exception.sqlstate, '55000')
+        self.assertEqual(len(made), 1)
+        tickets, closing = dlock.AsyncTickets(locks), True
+        with self.assertRaises(dlock.WrongState):
+            await tickets.watch('a')
+        self.assertTrue(all(db.closed for db in made))
+
 
 #
 # The program's transactions
@@ -856,12 +939,14 @@ class Transactions(StackTest, unittest.TestCase):
         with connection.cursor() as cursor:
             cursor.execute("SELECT dlock_acquire('left')")
         self.assertFalse(is_free('left'))
+        # a database without dlock
+        connections['other'].ensure_connection()
         from django.core import signals
         signals.request_finished.disconnect(
             sys.modules['django.db'].close_old_connections)
         signals.request_finished.send(None)
         self.assertTrue(is_free('left'))
-        connection.close()
+        connections.close_all()
 
 
 @unittest.skipUnless(asyncpg, 'asyncpg is not installed')
@@ -1113,6 +1198,41 @@ class Rest(StackTest, unittest.TestCase):
                 if lock._line.given:
                     self.assertTrue(lock._line.given.closed)
                 until_free('a')
+
+    def test_cut_late(self):
+        """cancel() cuts the connection of a lock that was just granted"""
+        lock = self.locks.lock('a')
+        ask, thread = lock._line.ask, threading.Thread(target=lock.cancel)
+
+        async def asks(*values):
+            fence = await ask(*values)
+            thread.start()
+            until(is_cut, lock._line.connection)
+            return fence
+
+        with mock.patch('dlock.locks.OBEY', 0), \
+                mock.patch.object(lock._line, 'ask', asks):
+            with self.assertRaises(dlock.Cancelled):
+                lock.acquire()
+        thread.join()
+        until_free('a')
+
+    def test_answer_late(self):
+        """an answer that is read after the cut is lost, with its session"""
+        lock = self.locks.lock('a', timeout=TIMEOUT)
+        with cut_late(lambda: not is_free('a')):
+            lock.acquire()
+        self.assertTrue(lock.is_held())
+        with cut_late(), self.assertRaises(dlock.ConnectionLost):
+            lock.set_info('me')
+        for call_of_lost in lock.check, lock.release:
+            with self.assertRaises(dlock.LockLost):
+                call_of_lost()
+        with dlock.Tickets(self.locks) as tickets:
+            tickets.enqueue('b')
+            with cut_late(), self.assertRaises(dlock.LockLost):
+                tickets.enqueue('c')
+            tickets.enqueue('c')
 
     @staticmethod
     def own():
@@ -1595,6 +1715,14 @@ class Rest(StackTest, unittest.TestCase):
             with self.assertRaises(dlock.LockLost):
                 two.release()
             lease.acquire_all(['a', 'b', 'a'])
+            [old] = lease.acquire_all(['c'])
+            lease.close()
+            lease.open()
+            lease.acquire_all(['c'])
+            with self.assertRaises(dlock.LockLost):
+                old.release()
+            with self.assertRaises(dlock.WrongState):
+                lease.acquire_all(['c'])
         with psycopg.connect('', autocommit=True) as db:
             calls = dlock.Calls(db)
             for fence in calls.acquire_all(['b', 'a']):
@@ -1639,6 +1767,7 @@ if __name__ == '__main__':
             'ENGINE': 'django.db.backends.postgresql',
             'NAME': os.environ['PGDATABASE'], 'USER': os.environ['PGUSER'],
             'HOST': os.environ['PGHOST'], 'PORT': os.environ['PGPORT'],
-            'CONN_MAX_AGE': None}})
+            'CONN_MAX_AGE': None}, 'other': {
+            'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}})
         django.setup()
     main()

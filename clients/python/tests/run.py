@@ -898,11 +898,13 @@ def enqueue_connection_killed():
     with locks.lease(LONG) as lease, \
             dlock.Tickets(locks) as ours, \
             dlock.Tickets(locks) as unread, \
+            dlock.Tickets(locks) as released, \
             dlock.Tickets(locks, lease=lease) as kept:
         with admin.holds('busy'):
             ours.enqueue('free')
             assert ours.next(TIMEOUT).event == 'granted'
             unread.enqueue('unread')
+            lost = released.enqueue('released')
             held, waits = kept.enqueue('kept'), kept.enqueue('busy')
             assert kept.next(TIMEOUT)[:3] == ('granted', 'kept', held)
             kill_sessions()
@@ -914,6 +916,10 @@ def enqueue_connection_killed():
                 unread.enqueue('next')
             next_one = unread.enqueue('next')
             assert unread.next(TIMEOUT)[:3] == ('granted', 'next', next_one)
+            with raises(dlock.LockLost):
+                released.release(lost)
+            new = released.enqueue('released')
+            assert released.next(TIMEOUT)[:3] == ('granted', 'released', new)
             assert kept.next(0) is None
             assert admin('SELECT array_agg(ticket ORDER BY ticket) '
                          'FROM dlock_locks WHERE lease = %s',
