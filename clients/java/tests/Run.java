@@ -832,12 +832,14 @@ public final class Run {
 
     @Row(32) static void enqueue_connection_killed() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
-                Tickets unread = new Tickets(locks); Tickets kept = new Tickets(lease)) {
+                Tickets unread = new Tickets(locks); Tickets released = new Tickets(locks);
+                Tickets kept = new Tickets(lease)) {
             long held, waits;
             try (Holder holder = admin.holds("busy")) {
                 ours.enqueue("free");
                 same(ours.next(PATIENCE).event(), "granted");
                 unread.enqueue("unread");
+                long gone = released.enqueue("released");
                 held = kept.enqueue("kept");
                 waits = kept.enqueue("busy");
                 is(kept.next(PATIENCE), "granted", "kept", held);
@@ -848,6 +850,9 @@ public final class Run {
                 lost(() -> unread.enqueue("other"));
                 long other = unread.enqueue("other");
                 is(unread.next(PATIENCE), "granted", "other", other);
+                lost(() -> released.release(gone));
+                long next = released.enqueue("released");
+                is(released.next(PATIENCE), "granted", "released", next);
                 same(kept.next(NOW), null);
                 same(admin.ask("SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks WHERE lease = ?",
                         lease.id()), List.of(held, waits));

@@ -1,3 +1,4 @@
+import java.lang.reflect.Field;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
@@ -529,6 +530,105 @@ final class More extends Stack {
         }
     }
 
+    /** The next call of next() queries the server as it does every minute. */
+    static void startRound(Tickets tickets) throws ReflectiveOperationException {
+        Field round = Tickets.class.getDeclaredField("round");
+        round.setAccessible(true);
+        round.setLong(tickets, Locks.now());
+    }
+
+    /** If the connection has become silent, the next round connects again, also if nothing waits for a grant. */
+    static void roundSilent() throws Exception {
+        AtomicReference<Connection> last = new AtomicReference<>(), silent = new AtomicReference<>();
+        Locks over = new Locks(source(MAIN::toString, db -> {
+            last.set(db);
+            return before(db, (method, arguments) -> {
+                if (db == silent.get() && method.equals("prepareStatement"))
+                    throw new SQLException("no answer", "08006");
+            });
+        }));
+        try (Tickets changes = over.watch("plain")) {
+            same(changes.next(PATIENCE).event(), "free");
+            silent.set(last.get());
+            startRound(changes);
+            same(changes.next(PATIENCE).event(), "free");
+        }
+        try (Tickets tickets = new Tickets(over)) {
+            tickets.enqueue("plain");
+            same(tickets.next(PATIENCE).event(), "granted");
+            silent.set(last.get());
+            startRound(tickets);
+            fails(DlockException.LockLost.class, () -> tickets.next(NOW));
+        }
+    }
+
+    /** The loss of the connection keeps the events of tickets that were lost before. */
+    static void lostBefore() throws Exception {
+        try (Tickets tickets = new Tickets(locks); Connection a = holder("a"); Connection b = holder("b")) {
+            tickets.enqueue("plain");
+            same(tickets.next(PATIENCE).event(), "granted");
+            long first = tickets.enqueue("a"), second = tickets.enqueue("b");
+            for (long ticket : new long[] {first, second})
+                admin("SELECT dlock_force_release(?)", ticket);
+            startRound(tickets);
+            same(tickets.next(PATIENCE), new Event("lost", "a", first, Map.of()));
+            killSessions();
+            fails(DlockException.LockLost.class, () -> tickets.enqueue("other"));
+            same(tickets.next(NOW), new Event("lost", "b", second, Map.of()));
+            same(tickets.next(NOW), null);
+        }
+    }
+
+    /** close() ends the next() of another thread, which listens, or waits for a connection. */
+    static void ticketsClosed() throws Exception {
+        Tickets changes = locks.watch("plain");
+        same(changes.next(PATIENCE).event(), "free");
+        FutureTask<Void> listening = aside(changes::next);
+        changes.close();
+        fails(DlockException.WrongState.class, () -> result(listening));
+        fails(DlockException.WrongState.class, () -> changes.watch("plain"));
+
+        CountDownLatch asked = new CountDownLatch(1), mayGo = new CountDownLatch(1);
+        AtomicReference<Connection> made = new AtomicReference<>();
+        AtomicReference<Thread> closer = new AtomicReference<>();
+        Tickets tickets = new Tickets(new Locks(source(() -> {
+            asked.countDown();
+            mayGo.await();
+            return MAIN;
+        }, db -> {
+            made.set(db);
+            return db;
+        })));
+        FutureTask<Void> connecting = aside(tickets::next);
+        same(asked.await(TIMEOUT, TimeUnit.SECONDS), true);
+        FutureTask<Void> closing = aside(() -> {
+            closer.set(Thread.currentThread());
+            tickets.close();
+        });
+        until(() -> closing.isDone() || closer.get() != null && closer.get().getState() == Thread.State.BLOCKED);
+        mayGo.countDown();
+        result(closing);
+        fails(DlockException.WrongState.class, () -> result(connecting));
+        same(made.get().isClosed(), true);
+    }
+
+    /** After another error than the server's, the program's connection is closed, even if a pool would keep it. */
+    static void brokenOff() throws Exception {
+        try (Connection db = DriverManager.getConnection(MAIN)) {
+            Lock lock = Lock.on(before(db, (method, arguments) -> {
+                if (method.equals("close"))
+                    throw new SQLException("the pool keeps it");
+                if (method.equals("prepareStatement")) {
+                    ask(db, "SELECT dlock_acquire('plain')");
+                    throw new IllegalStateException("of the test");
+                }
+            }), "plain");
+            fails(IllegalStateException.class, lock::acquire);
+            until("SELECT dlock_try_xact_acquire('plain') IS NOT NULL");
+            fails(DlockException.ConnectionLost.class, lock::acquire);
+        }
+    }
+
     /** An observer ends the acquire that it is called by. */
     static void observerEnds() throws Exception {
         AtomicReference<Runnable> end = new AtomicReference<>();
@@ -788,6 +888,10 @@ final class More extends Stack {
         test("a ticket stays when a repeated request breaks off", More::enqueueAgain);
         test("tickets restore their connection, or drop it", More::restored);
         test("tickets of which the server refuses one", More::restoredWithoutOne);
+        test("a round finds a silent connection", More::roundSilent);
+        test("events of tickets that were lost before their connection", More::lostBefore);
+        test("tickets that another thread closes", More::ticketsClosed);
+        test("an acquire that broke off leaves no lock on the program's connection", More::brokenOff);
         test("an observer can end the acquire", More::observerEnds);
         test("a callback that hangs does not keep others", More::callbackHangs);
         test("an Error ends neither the heartbeat nor the watcher", More::withoutMemory);

@@ -44,10 +44,10 @@ final class Loan {
             loan.take(name, Math.min(Line.GRACE, patience));
             return loan;
         } catch (SQLException error) {
-            loan.destroy();
+            destroy(loan.connection);
             throw DlockException.of(error);
         } catch (RuntimeException | Error error) {
-            loan.destroy();
+            destroy(loan.connection);
             throw error;
         }
     }
@@ -80,7 +80,7 @@ final class Loan {
         else if (inOrder)
             giveBack();
         else
-            destroy();
+            destroy(connection);
     }
 
     private void giveBack() {
@@ -96,12 +96,12 @@ final class Loan {
             connection.setNetworkTimeout(Runnable::run, networkTimeout);
             connection.close();
         } catch (SQLException | RuntimeException error) {
-            destroy();
+            destroy(connection);
         }
     }
 
     /** Some pools notice a broken connection only by an error. */
-    private void destroy() {
+    static void destroy(Connection connection) {
         try {
             connection.abort(Runnable::run);
             connection.createStatement().close();

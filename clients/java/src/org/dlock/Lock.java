@@ -289,8 +289,10 @@ public final class Lock extends Kept<Lock> {
                 && fences.isEmpty() && !line.doubt && !doubt;
         if (heart != null)
             heart.remove(lost, lease == null);
-        if (!line.given || !inTransaction && !(error instanceof DlockException))
+        if (!line.given)
             line.close();
+        else if (!inTransaction && !(error instanceof DlockException))
+            Loan.destroy(line.connection);      // it may hold the lock
         boolean requested = lease == null ? asked != null : heart != null;
         if (!refused && requested)
             takeBack(error);

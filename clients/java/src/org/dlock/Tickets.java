@@ -42,6 +42,7 @@ public final class Tickets implements AutoCloseable {
     private final Set<String> watched = new HashSet<>();
     private long round = Clock.now() + ROUND;
     private boolean again;      // was the last call repeated?
+    private volatile boolean closed;
 
     /** Tickets of the session, which end with the connection */
     public Tickets(Locks locks) { this(locks, ""); }
@@ -62,15 +63,16 @@ public final class Tickets implements AutoCloseable {
     }
 
     /** Returns the connection, or a new one if it broke.  Tickets of a lease stay; tickets of the session are lost. */
-    private Connection session() throws DlockException {
-        if (connection == null && lease == null && !requests.isEmpty()) {
+    private synchronized Connection session() throws DlockException {
+        if (lease == null && !isConnected() && !requests.isEmpty()) {
+            events.removeIf(event -> requests.containsKey(event.ticket())
+                    && !Set.of("held", "free").contains(event.event()));
             requests.clear();
             granted.clear();
-            events.removeIf(event -> !Set.of("held", "free").contains(event.event()));
             throw new DlockException.LockLost("the tickets are gone with their connection");
         }
         Line.Pauses pauses = Line.pauses();
-        for (long end = Line.after(line.patience); connection == null; )
+        for (long end = Line.after(line.patience); !isConnected(); )
             try {
                 line.ask(new Line.Call("SELECT 1"));
                 restore(line.connection);
@@ -84,6 +86,12 @@ public final class Tickets implements AutoCloseable {
                     broken();
             }
         return connection;
+    }
+
+    private boolean isConnected() throws DlockException {
+        if (closed)
+            throw new DlockException.WrongState("the tickets are closed");
+        return connection != null;
     }
 
     private void restore(Connection over) throws DlockException {
@@ -111,7 +119,7 @@ public final class Tickets implements AutoCloseable {
     }
 
     /** Closes the connection, which is not for other use, because it listens. */
-    private void broken() {
+    private synchronized void broken() {
         connection = null;
         line.inOrder = false;
         line.close();
@@ -176,6 +184,7 @@ public final class Tickets implements AutoCloseable {
         while (true) {
             if (Clock.now() >= round) {
                 round = Clock.now() + ROUND;
+                ask(new Line.Call("SELECT 1"));     // finds a silent connection
                 for (Long ticket : List.copyOf(requests.keySet()))
                     confirmAgain(ticket);
             }
@@ -243,9 +252,13 @@ public final class Tickets implements AutoCloseable {
         }
     }
 
-    private void forget(Long ticket, String event) {
-        Request request = requests.remove(ticket);
+    private Request remove(Long ticket) {
         granted.remove(ticket);
+        return requests.remove(ticket);
+    }
+
+    private void forget(Long ticket, String event) {
+        Request request = remove(ticket);
         if (request != null)
             events.add(new Event(event, request.name, ticket, Map.of()));
     }
@@ -255,23 +268,20 @@ public final class Tickets implements AutoCloseable {
      * released again.
      */
     public void release(long ticket) throws DlockException {
-        boolean holds = granted.remove(ticket);
-        Request request = requests.remove(ticket);
+        // a new connection must not request the ticket of a lease again
+        Request request = lease == null ? requests.get(ticket) : remove(ticket);
         if (request == null)
             throw new DlockException.LockLost("ticket " + ticket + " is not ours");
         try {
-            if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true) && !again)
+            boolean released = ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true);
+            remove(ticket);
+            if (!released && !again)
                 throw new DlockException.LockLost("ticket " + ticket + " was lost");
         } catch (DlockException.LockLost error) {
             throw error;
         } catch (DlockException error) {
-            if (lease != null) {
+            if (lease != null)
                 request.giveBack();
-            } else if (!(error instanceof DlockException.ConnectionLost)) {
-                requests.put(ticket, request);
-                if (holds)
-                    granted.add(ticket);
-            }
             throw error;
         }
     }
@@ -288,6 +298,10 @@ public final class Tickets implements AutoCloseable {
             throw new DlockException.BadArgument('"' + name + "\" is on another server");
     }
 
+    /** Ends the session's tickets; a lease keeps its own.  If another thread is in next(), that throws WrongState. */
     @Override
-    public void close() { broken(); }
+    public void close() {
+        closed = true;
+        broken();
+    }
 }
