@@ -183,6 +183,8 @@ func enforce(ctx context.Context, conn connection, until time.Duration, done <-c
 	}
 	if !cancelRunning(conn) {
 		cut(conn) // the cancel could hit a later statement
+		<-done
+		closeConn(conn)
 		return
 	}
 	obeyed := time.NewTimer(obey)

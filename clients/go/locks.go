@@ -604,7 +604,7 @@ func (lock *Lock) takeBack(err error) {
 	}
 }
 
-// undoHere closes the program's connection if it may still hold one of the locks.
+// undoHere releases locks on the program's connection. If it may still hold one of them, it closes the connection.
 func undoHere(conn connection, fences ...int64) {
 	for _, fence := range fences {
 		if _, err := ask(background, conn, call("dlock_release_ticket", nil, fence), after(undo)); err != nil {

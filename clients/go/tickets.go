@@ -243,10 +243,10 @@ func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 	}
 	if Now() >= t.round {
 		t.round = after(round)
-		if _, err = t.ask(ctx, statement{sql: "SELECT 1"}); err != nil {
+		_, err = ask(background, conn, statement{sql: "SELECT 1"}, after(grace))
+		if err != nil && !isA(err, ConnectionLost) { // which is noticed below
 			return nil, err
 		}
-		conn = t.last
 		for _, ticket := range t.tickets() {
 			if err := t.confirm(ticket); err != nil {
 				return nil, err

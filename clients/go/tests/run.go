@@ -2044,9 +2044,13 @@ var own = []row{
 			return nil
 		}).NewTickets()
 		enqueue(tickets, "silent")
-		check(next(tickets).Event == "granted", "granted")
+		ended, end := context.WithCancel(ctx)
+		end()
+		event, err := tickets.Next(ended)
+		must(err)
+		check(event.Event == "granted", "granted")
 		silent.Store(true)
-		_, err := tickets.Next(ctx)
+		_, err = tickets.Next(ctx)
 		lost(err)
 		must(tickets.Close())
 	}},

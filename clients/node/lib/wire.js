@@ -64,6 +64,7 @@ export function hostsOf(config) {
 }
 
 export function cut(client) {
+  client.ended = true; // no pool must keep it
   client.connection.stream.destroy();
 }
 

@@ -268,6 +268,11 @@ row :block_release_busy do
     held.release
     expect(free?('a'))
   end
+  # a connection of the client, after a call without an answer
+  held = Dlock::Locks.new('').lock('a').acquire
+  held.instance_variable_get(:@line).connection.send_query('SELECT pg_sleep(1000)')
+  raises(Dlock::LockLost, '55L01') { held.release }
+  wait_until('SELECT count(*) = 0 FROM dlock_locks')
 end
 
 row :pool_returned do
@@ -995,10 +1000,10 @@ row :granted_then_lost do
   tickets = Dlock::Locks.new('').tickets
   line = tickets.instance_variable_get(:@line)
   tickets.enqueue('a')
-  tickets.instance_variable_get(:@events) << Dlock::Event.new('free', 'watched', nil, {})
+  %w[free lost].each { |event| tickets.instance_variable_get(:@events) << Dlock::Event.new(event, 'other', nil, {}) }
   line.drop
   raises(Dlock::LockLost, '55L01') { tickets.next(0) }
-  expect([tickets.next(0).event, tickets.next(0)], ['free', nil])
+  expect([tickets.next(0).event, tickets.next(0).event, tickets.next(0)], ['free', 'lost', nil])
 
   # between two grants
   holds('a') { holds('b') { %w[a b].each { |name| tickets.enqueue(name) } } }

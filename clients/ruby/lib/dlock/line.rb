@@ -292,7 +292,7 @@ module Dlock
     # Executes a statement once, over the existing connection. The time may be a function.
     def ask_once(statement, till)
       @using.synchronize do
-        raise ConnectionLost, 'the connection is gone' unless @connection
+        raise ConnectionLost, 'the connection is gone' unless @connection && Wire.idle?(@connection)
 
         @sent = Dlock.now
         Wire.ask(@connection, statement, till)

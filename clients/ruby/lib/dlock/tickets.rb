@@ -215,8 +215,8 @@ module Dlock
       return if @line.connection
 
       if !@lease && !@places.empty?
+        @events.select! { |event| %w[held free].include?(event.event) || !@places[event.ticket] }
         @places.clear
-        @events.select! { |event| %w[held free].include?(event.event) }
         raise LockLost.new('the tickets are gone with their connection', '55L01')
       end
       @line.ask(['SELECT 1', []])
