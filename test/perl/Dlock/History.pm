@@ -280,8 +280,10 @@ sub _begin_release
 
 	return if $ticket->{release};
 	$ticket->{release} = $call;
-	$_->{end} //= $call->{begin}
-	  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
+	# also a hold that would end later, with the delay of its lease
+	$_->{end} = $call->{begin}
+	  foreach grep { $_->{ticket} == $ticket && ($_->{end} // $infinity) > $call->{begin} }
+	  @{ $self->{holds} };
 	return;
 }
 
