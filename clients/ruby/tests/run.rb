@@ -262,6 +262,8 @@ row :block_release_busy do
       end
     end
     raises(Dlock::WrongState, '55000') { held.release }
+    # a cancel before that would do nothing
+    wait_until("SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
     db.cancel
     raises(PG::QueryCanceled) { db.get_last_result }
     expect(!free?('a'))
