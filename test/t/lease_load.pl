@@ -742,18 +742,17 @@ $client->query('CREATE DATABASE gone');
 		  . "$open, info => repeat('x', 1000))");
 	$_->quit foreach $one, $two;
 	connect_again();
-	($one, $two) = map { session($node, 'gone') } 1 .. 2;
+	($one, $two, my $three) = map { session($node, 'gone') } 1 .. 3;
 	$one->query('BEGIN; LOCK TABLE dlock_queue_lease');
-	$two->query("SET statement_timeout = '100ms'");
-	like($two->query("SELECT dlock_renew($open)"),
-		qr/57014/, 'the load has begun');
-	$two->query('SET statement_timeout = 0');
+	$three->start("SELECT dlock_renew($open)");
 	$worker = worker($two);
+	$two->query("SELECT pg_cancel_backend($three->{pid})");
+	like($three->answer, qr/57014/, 'the load has begun');
 	$one->query('DROP EXTENSION dlock; COMMIT');
 	backends_gone($worker);
 	pass('the worker exits when the extension is dropped');
 	no_worker($two);
-	$_->quit foreach $one, $two;
+	$_->quit foreach $one, $two, $three;
 }
 
 #
