@@ -166,7 +166,7 @@ func ask(ctx context.Context, conn connection, s statement, until time.Duration)
 	}()
 	answer, err := exec(conn, s)
 	close(done)
-	<-returned
+	<-returned // otherwise the cancel could hit the next statement
 	return answer, ofOwn(err)
 }
 

@@ -117,7 +117,7 @@ export async function ask(client, [text, values],
     clearTimeout(timer);
     clearTimeout(given);
     signal?.removeEventListener('abort', stop);
-    await stopping;
+    await stopping; // otherwise the cancel could hit the next statement
     clearTimeout(last);
   }
 }
