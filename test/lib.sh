@@ -571,18 +571,26 @@ make_scratch()
 	fi
 }
 
-# Stop the servers that still run in the scratch directory, and remove it.
-remove_scratch()
+# Stop the servers that still run in the scratch directory.
+stop_servers()
 {
 	local file
 
-	cd /
-	finish_npm
-	if [ -z "$scratch" ]; then return 0; fi
 	find "$scratch" -name postmaster.pid | while read -r file; do
+		# the server may be gone, and its process's number be another's
+		if ! [ "/proc/$(head -n 1 "$file")/cwd" -ef "${file%/*}" ]; then continue; fi
 		as_user "$("$pg_config" --bindir)/pg_ctl" -D "${file%/*}" -w \
 			-m immediate stop >/dev/null || true
 	done
+}
+
+# Stop these servers, and remove the directory.
+remove_scratch()
+{
+	cd /
+	finish_npm
+	if [ -z "$scratch" ]; then return 0; fi
+	stop_servers
 	rm -rf "$scratch"
 }
 

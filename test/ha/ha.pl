@@ -18,6 +18,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
+BEGIN { $0 = $ENV{DLOCK_HA_SHORT} // $0; }    # logs are named after it
 use lib "$FindBin::RealBin/../perl";
 use Dlock::History qw(now);
 use Dlock::Patroni;
@@ -35,7 +36,7 @@ my $clients = $ENV{DLOCK_HA_CLIENTS} || 8;
 my $leases = $ENV{DLOCK_HA_LEASES} || 1000;
 my $asynchronous = $ENV{DLOCK_HA_ASYNC} ? 1 : 0;
 my $once = $ENV{DLOCK_HA_ONCE};
-my $short = $ENV{DLOCK_HA_SHORT};    # set by the test ha_patroni
+my $short = $ENV{DLOCK_HA_SHORT};    # the name of a test in test/t
 my $dir = $ENV{DLOCK_HA_DIR} || PostgreSQL::Test::Utils::tempdir_short();
 # The libraries of the two versions, the next one first
 my @libraries = split / /, $ENV{DLOCK_HA_LIBRARIES} // '';
@@ -440,8 +441,8 @@ sub life
 	  . $patroni->asks($place, 'SELECT pg_postmaster_start_time()');
 }
 
-# Call the sub, and repeat it once if Patroni has stopped the primary
-# meanwhile.  The rest of a fault sometimes makes Patroni do this.
+# Call the sub, and repeat it if Patroni has stopped the primary meanwhile.  The
+# rest of a fault, or a slow machine, sometimes makes Patroni do this.
 sub steadily
 {
 	my ($do) = @_;
@@ -458,7 +459,8 @@ sub steadily
 		die $error if life() eq $life;
 		splice @{ $history->{problems} }, $known;
 		$unasked++;
-		$patroni->await_whole;
+		note "repeated on another primary: $error";
+		$patroni->await_whole unless $history->{split};
 	}
 	die 'no primary lasts';
 }
@@ -495,6 +497,25 @@ sub note_promotion
 
 	$report->event("member$place is promoted", $patroni->promoted($place));
 	return;
+}
+
+# Start these clients on the primary.
+sub start_load
+{
+	my ($numbers, @off) = @_;
+	my $off = one_of(@off);
+	my $old = $primary;
+	my $load;
+
+	steadily(
+		sub {
+			compare($begun, 'before a load', $old) if $primary != $old;
+			$old = $primary;
+			$admin = administrator();
+			$load = $history->start_clients($patroni->node($primary), $numbers,
+				off => $off);
+		});
+	return $load;
 }
 
 # The clients' sessions end with the fault, or at once if the fault has no
@@ -559,9 +580,7 @@ sub round_of_two
 	$primary = $new;
 	compare($since, "$title, beside", $old);
 
-	$admin = administrator();
-	my $second = $history->start_clients($patroni->node($primary), \@movers,
-		off => one_of(0, 30));
+	my $second = start_load([@movers], 0, 30);
 	my $until = now() + load_seconds();
 	$second->run(
 		sub {
@@ -608,9 +627,7 @@ sub round
 
 	look_for_primary("$title, before");
 	my $since = now();
-	$admin = administrator();
-	my $load = $history->start_clients($patroni->node($primary),
-		[ 1 .. $clients ], off => one_of(0, 30, 60));
+	my $load = start_load([ 1 .. $clients ], 0, 30, 60);
 	my $until = now() + load_seconds();
 	$load->run(sub { hurt($until) }, \&is_there);
 	$old = $primary;
@@ -648,9 +665,12 @@ sub series
 		$history->{levels} = [ 'on', 'on', 'remote_write', 'remote_apply', 'local' ];
 	}
 	look_for_primary('the beginning of a series');
-	$patroni->node($primary)->safe_psql('postgres',
-		'DROP TABLE IF EXISTS guarded');
-	Dlock::Torture::prepare($patroni->node($primary));
+	steadily(
+		sub {
+			$patroni->node($primary)->safe_psql('postgres',
+				'DROP TABLE IF EXISTS guarded');
+			Dlock::Torture::prepare($patroni->node($primary));
+		});
 	foreach (1 .. $rounds_in_series)
 	{
 		my $name = $next->() // last;

@@ -114,7 +114,7 @@ use warnings FATAL => 'all';
 use Cwd qw(abs_path);
 use Dlock::History qw(now);
 use Dlock::Test;
-use File::Basename qw(dirname);
+use File::Basename qw(basename dirname);
 use File::Path;
 use HTTP::Tiny;
 use JSON::PP;
@@ -197,6 +197,15 @@ sub default_dcs
 	return $major < 3 || $major == 3 && $minor == 0 && $patch < 3 ? 'etcd' : 'etcd3';
 }
 
+# test/run shows the files whose names begin with that of a failed test.
+sub log
+{
+	my ($place, $what) = @_;
+
+	return "$PostgreSQL::Test::Utils::log_path/" . basename($0, '.pl')
+	  . "_member${place}_$what";
+}
+
 sub node { return $_[0]{nodes}[ $_[1] ]; }
 sub service { return $_[0]{service}; }
 sub proxy { return $_[0]{proxy}; }
@@ -221,7 +230,7 @@ sub _write_config
 		STRICT => $self->{lax} || $self->{asynchronous} ? 'false' : 'true');
 
 	$text =~ s/\@([A-Z]+)\@/$values{$1}/g;
-	mkpath([ "$dir/log", "$dir/disk" ]);
+	mkpath("$dir/disk");
 	append_to_file("$dir/patroni.yml", $text);
 	return;
 }
@@ -292,7 +301,7 @@ sub start
 
 	if ($pid == 0)
 	{
-		my $log = "$self->{dir}/$place/log/$what";
+		my $log = Dlock::Patroni::log($place, $what);
 
 		POSIX::setsid();
 		open STDIN, '<', '/dev/null' or die "open: $!";
@@ -514,7 +523,7 @@ sub etcd_leader
 sub rewound
 {
 	my ($self) = @_;
-	my @all = map { slurp_file("$self->{dir}/$_/log/patroni") } @places;
+	my @all = map { slurp_file(Dlock::Patroni::log($_, 'patroni')) } @places;
 
 	return scalar(() = "@all" =~ /pg_rewind: Done!/g);
 }
@@ -523,7 +532,7 @@ sub promoted
 {
 	my ($self, $place) = @_;
 	my ($line) = reverse grep { /LOG:  redo (?:done|is not required)/ }
-	  split /\n/, slurp_file("$self->{dir}/$place/log/patroni");
+	  split /\n/, slurp_file(Dlock::Patroni::log($place, 'patroni'));
 	my ($date, $time, $fraction) =
 	  ($line // '') =~ /^(\d+-\d+-\d+) (\d+:\d+:\d+)(\.\d+) /
 	  or die "member $place was not promoted";
@@ -599,12 +608,13 @@ sub new
 	$self->{_host} = Dlock::Patroni::address($place);
 	$self->{_port} = 5432;
 	$self->{_dlock_dir} = "$dir/$place";
+	$self->{_dlock_place} = $place;
 	return bless $self, $class;
 }
 
 # the data may be on a small disk
 sub data_dir { return "$_[0]{_dlock_dir}/disk/data"; }
-sub logfile { return "$_[0]{_dlock_dir}/log/patroni"; }
+sub logfile { return Dlock::Patroni::log($_[0]{_dlock_place}, 'patroni'); }
 
 # no client reads from standbys, unless requested
 sub connstr

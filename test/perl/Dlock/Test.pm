@@ -440,6 +440,10 @@ result, an error is fatal.
 
 Has the answer arrived, so that answer() would not wait?
 
+=item $session->is_over
+
+Has psql ended, because the server has closed the connection?
+
 =item $session->query($sql)
 
 Starts a statement, and waits for its answer.
@@ -547,8 +551,7 @@ sub _send
 	my ($self, $sql) = @_;
 
 	# Answers after the session's end are empty.
-	die "the session is over: $sql\n"
-	  unless $self->{psql}->pumpable || $self->{may_end};
+	die "the session is over: $sql\n" if $self->is_over && !$self->{may_end};
 	delete $self->{is_next};
 	$self->{timeout}->start;
 	$self->{in} .= "$sql;\n\\echo end of answer\n";
@@ -655,6 +658,13 @@ sub answered
 	$self->{timeout}->start;
 	$self->{psql}->pump_nb if $self->{psql}->pumpable;
 	return $self->{out} =~ /^end of answer\n/m || !$self->{psql}->pumpable;
+}
+
+sub is_over
+{
+	my ($self) = @_;
+
+	return !$self->{psql}->pumpable;
 }
 
 sub query

@@ -175,7 +175,8 @@ sub look
 			FROM l WHERE "position" > 0 AND NOT granted
 			 AND (ticket < before OR ticket < holder)});
 
-	$self->problem($wrong) if $wrong ne '';
+	# the message of a server that shuts down is no problem
+	$self->problem($wrong) if $wrong ne '' && !$session->is_over;
 	return;
 }
 
