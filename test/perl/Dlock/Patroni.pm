@@ -58,8 +58,8 @@ another place.  With meanwhile => $sub, calls the sub repeatedly.
 
 =item $patroni->await_whole
 
-Waits until all three members stream, and one of them is synchronous if that is
-required.
+Waits until all three members stream, and Patroni has named a synchronous
+standby if that is required.
 
 =item $patroni->request($place, $method, $path, $content, $timeout)
 
@@ -491,10 +491,12 @@ sub await_whole
 			usleep(200_000);
 			return 0 if @members != @places || !defined $leader;
 			return 0 if grep { $_->{state} !~ /^(running|streaming)$/ } @members;
-			my $sync = $self->{asynchronous} ? '' :
-			  " AND count(*) FILTER (WHERE sync_state = 'sync') = 1";
+			# Patroni promotes no standby that it has not named in etcd, which
+			# it does two seconds after it has named it to the server.
+			return 0 unless $self->{asynchronous} ||
+			  grep { $_->{role} eq 'sync_standby' } @members;
 			return $self->asks($leader,
-				"SELECT count(*) FILTER (WHERE state = 'streaming') = 2$sync "
+				"SELECT count(*) FILTER (WHERE state = 'streaming') = 2 "
 				  . 'FROM pg_stat_replication '
 				  . "WHERE application_name ~ '^member'") eq 't';
 		});
