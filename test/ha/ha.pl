@@ -125,7 +125,7 @@ sub signal_one
 	my ($type, $function) = @_;
 
 	$admin->query("SELECT $function(pid) FROM pg_stat_activity "
-		  . "WHERE backend_type = '$type' AND (backend_type ~ '^dlock' "
+		  . "WHERE backend_type = '$type' AND (backend_type <> 'client backend' "
 		  . "OR application_name ~ '^client_') ORDER BY random() LIMIT 1");
 	return;
 }
@@ -460,7 +460,6 @@ sub steadily
 		splice @{ $history->{problems} }, $known;
 		$unasked++;
 		note "repeated on another primary: $error";
-		$patroni->await_whole unless $history->{split};
 	}
 	die 'no primary lasts';
 }
@@ -509,11 +508,12 @@ sub start_load
 
 	steadily(
 		sub {
-			compare($begun, 'before a load', $old) if $primary != $old;
+			compare($begun, 'before a load', $old)
+			  if $primary != $old && $history->{round};
 			$old = $primary;
 			$admin = administrator();
 			$load = $history->start_clients($patroni->node($primary), $numbers,
-				off => $off);
+				off => $off, is_there => \&is_there);
 		});
 	return $load;
 }
@@ -532,7 +532,7 @@ sub round_of_one
 		$report->fault_begins;
 		$fault->{do}->();
 		$report->event($fault->{name});
-		$load->run(sub { hurt($until) }, \&is_there);
+		$load->run(sub { hurt($until) });
 		$load->release(sub { end_sessions($admin, $load) });
 	}
 	else
@@ -586,8 +586,7 @@ sub round_of_two
 		sub {
 			cancel_stuck($old_admin);
 			hurt($until);
-		},
-		\&is_there);
+		});
 	$load->release(sub { end_sessions($old_admin, $load) });
 	$history->read_calls($load);
 	$second->release(sub { end_sessions($admin, $second) });
@@ -612,7 +611,6 @@ sub look_for_primary
 	$primary = $patroni->await_leader;
 	return if $primary == $old;
 	$unasked++;
-	$patroni->await_whole;
 	compare($begun, $title, $old) if $history->{round};
 	return;
 }
@@ -629,7 +627,8 @@ sub round
 	my $since = now();
 	my $load = start_load([ 1 .. $clients ], 0, 30, 60);
 	my $until = now() + load_seconds();
-	$load->run(sub { hurt($until) }, \&is_there);
+	$load->run(sub { hurt($until) });
+	$patroni->await_whole;
 	$old = $primary;
 	$report->round_begins($name, $fault->{new} eq 'beside');
 	($fault->{new} eq 'beside' ? \&round_of_two : \&round_of_one)
@@ -710,7 +709,7 @@ $patroni = Dlock::Patroni->new($ENV{DLOCK_HA_PREFIX}, $dir,
 	dcs => $ENV{DLOCK_HA_DCS}, bin => $ENV{DLOCK_HA_BIN},
 	lib => $ENV{DLOCK_HA_LIB}, haproxy => $short ? undef : find_haproxy(),
 	clocks => $ENV{DLOCK_HA_CLOCKS}, faketime => find_faketime());
-$primary = $patroni->leader;
+$primary = $patroni->await_leader;
 show sprintf '%4d s: all members are up', now() - $begun;
 my $node = $patroni->node($primary);
 $node->safe_psql('postgres', $_)

@@ -255,7 +255,9 @@ my %commands = (
 			'--heartbeat-interval', '200', '--election-timeout', '1500',
 			# the default from 3.5 on: a returning member does not cause an
 			# election
-			'--pre-vote', '--enable-v2');
+			'--pre-vote', '--enable-v2',
+			# a slow disk causes none, either
+			'--unsafe-no-fsync');
 	},
 	patroni => sub {
 		my ($self, $place) = @_;

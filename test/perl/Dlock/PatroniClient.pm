@@ -15,9 +15,9 @@ the history before the clients continue.
 
 If the file "stop.ROUND.end.CLIENT" exists, the client ends.
 
-The load, a Dlock::PatroniLoad, calls a second sub given to run(), which tells
-if the server still exists.  If the server does not exist, the load does not
-wait for answers.
+The option "is_there" of start_clients() is a sub that tells if the server
+still exists.  If it does not, the load, a Dlock::PatroniLoad, does not wait for
+answers.
 
 =cut
 
@@ -44,8 +44,9 @@ sub start_clients
 	$options{life} = $node->safe_psql('postgres',
 		'SELECT pg_postmaster_start_time()');
 	$self->{life} = $options{life};
-	return bless $self->SUPER::start_clients($node, $numbers, %options),
-	  'Dlock::PatroniLoad';
+	my $load = $self->SUPER::start_clients($node, $numbers, %options);
+	$load->{is_there} = $options{is_there};
+	return bless $load, 'Dlock::PatroniLoad';
 }
 
 package Dlock::PatroniClient;
@@ -90,34 +91,13 @@ package Dlock::PatroniLoad;
 
 use parent -norequire, 'Dlock::Load';
 
-sub run
+# After its end, the server owes no answers.
+sub _unanswered
 {
-	my ($self, $hurt, $is_there) = @_;
+	my ($self, $count) = @_;
+	my @numbers = $self->SUPER::_unanswered($count);
 
-	$self->_await_one($is_there);
-	while ($hurt->($self->{answers}))
-	{
-		$self->_count;
-	}
-	$self->_await_one($is_there);
-	return;
-}
-
-# Waits for one more answer from each client.
-sub _await_one
-{
-	my ($self, $is_there) = @_;
-
-	$self->_count;
-	$self->{answered} = {};
-	return if eval {
-		Dlock::Test::poll('clients are answered',
-			sub { !$self->_unanswered(1) || !$is_there->() });
-		1;
-	};
-	$self->{history}->problem('no answer for client '
-		  . join(', ', sort { $a <=> $b } $self->_unanswered(1)));
-	return;
+	return @numbers && $self->{is_there}->() ? @numbers : ();
 }
 
 1;

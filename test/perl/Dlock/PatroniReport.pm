@@ -297,11 +297,14 @@ sub _count_kept
 }
 
 # Returns the reason why a lease was lost, or undef if the loss was avoidable.
+# The service may be interrupted before or after a round, too.
 sub _reason
 {
-	my ($self, $round, $number) = @_;
-	my $longest = max(values %{ $round->{without} });
-	my $path = $self->{paths}[ $number % @{ $self->{paths} } ];
+	my ($self, $round, $line) = @_;
+	my %before = (begin => $line->{time} - $ttl, end => $line->{time});
+	my $longest = max(values %{ $round->{without} // {} },
+		map { $self->_without($_, \%before) } $self->_kinds);
+	my $path = $self->{paths}[ $line->{number} % @{ $self->{paths} } ];
 
 	# a lease can expire: its ttl, less the renewal interval and a margin
 	return sprintf('no service for %.1f s', $longest) if $longest > 0.6 * $ttl;
@@ -336,7 +339,7 @@ sub finish
 		}
 		elsif ($line->{what} eq 'lost')
 		{
-			my $reason = $round ? $self->_reason($round, $line->{number}) : undef;
+			my $reason = $self->_reason($round // {}, $line);
 
 			push @{ $round->{lost} },
 			  { %$line, reason => $reason // 'for no good reason' }
