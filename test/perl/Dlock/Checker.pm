@@ -217,13 +217,20 @@ sub _is_over
 	return $call->{answer} && $call->{answer} <= $self->{horizon};
 }
 
-# Is this release surely in the state?  No client waits for a release's flush.
-# A canceled release may have had no effect.
+# Is this release, or close, of these tickets surely in the state?  No client
+# waits for a release's flush.  A canceled release may have had no effect.  Until
+# a guarded commit is visible, its ticket stays, even if it has been released.
 sub _released
 {
-	my ($self, $call) = @_;
+	my ($self, $call, @tickets) = @_;
+	my %of = map { $_->{number} => 1 } @tickets;
 
-	return $call && $self->_is_over($call) && $call->{result} !~ /^error/;
+	return 0
+	  if !$call || !$self->_is_over($call) || $call->{result} =~ /^error/;
+	return !grep {
+		$_->{op} eq 'guard' && $of{ $_->{ticket} } &&
+		  $_->{begin} < $call->{answer} && !$self->_is_over($_)
+	} values %{ $self->{calls} };
 }
 
 # The ttl, plus a quarter of the ttl if standbys may count
@@ -294,8 +301,8 @@ sub _check_present
 			# a call after the lease's expiry does not end a delay
 			$self->problem($self->tell($ticket) . ' is there again')
 			  if !$ticket->{live} || !$row->{closed} &&
-			  ($self->_released($ticket->{release}) ||
-				$lease && $self->_released($lease->{close}));
+			  ($self->_released($ticket->{release}, $ticket) ||
+				$lease && $self->_released($lease->{close}, $ticket));
 			$self->{undone}++ if $ticket->{release} && $ticket->{release}{answer};
 		}
 		else
@@ -314,13 +321,16 @@ sub _check_present
 	{
 		my $lease = $self->{leases}{ $row->[0] };
 		my $call = $self->{calls}{ $row->[3] };
+		my @tickets =
+		  grep { $_->{lease} == $row->[0] } values %{ $self->{tickets} };
 
 		$self->problem("lease $row->[0] is there, but $row->[3] has got none")
 		  if !$lease && !$there->{ $row->[0] } &&
 		  (!$call || $self->_is_over($call));
 		$self->problem("lease $row->[0] is there again"
 			  . ($lease->{live} ? ", which $lease->{close}{id} has closed" : ''))
-		  if $lease && (!$lease->{live} || $self->_released($lease->{close}));
+		  if $lease &&
+		  (!$lease->{live} || $self->_released($lease->{close}, @tickets));
 	}
 	return;
 }
