@@ -459,7 +459,7 @@ sub steadily
 		die $error if life() eq $life;
 		splice @{ $history->{problems} }, $known;
 		$unasked++;
-		note "repeated on another primary: $error";
+		note "repeated, because the primary was stopped: $error";
 	}
 	die 'no primary lasts';
 }
@@ -580,7 +580,7 @@ sub round_of_two
 	$primary = $new;
 	compare($since, "$title, beside", $old);
 
-	my $second = start_load([@movers], 0, 30);
+	my $second = start_load(\@movers, 0, 30);
 	my $until = now() + load_seconds();
 	$second->run(
 		sub {

@@ -217,19 +217,21 @@ sub _is_over
 	return $call->{answer} && $call->{answer} <= $self->{horizon};
 }
 
-# Is this release, or close, of these tickets surely in the state?  No client
-# waits for a release's flush.  A canceled release may have had no effect.  Until
-# a guarded commit is visible, its ticket stays, even if it has been released.
+# Is this release, or close, surely in the state?  No client waits for a
+# release's flush.  A canceled release may have had no effect.  Until a guarded
+# commit is visible, its ticket stays, even if it has been released.  The
+# tickets in question are those whose field $key, "number" or "lease", is $of.
 sub _released
 {
-	my ($self, $call, @tickets) = @_;
-	my %of = map { $_->{number} => 1 } @tickets;
+	my ($self, $call, $key, $of) = @_;
 
 	return 0
 	  if !$call || !$self->_is_over($call) || $call->{result} =~ /^error/;
 	return !grep {
-		$_->{op} eq 'guard' && $of{ $_->{ticket} } &&
-		  $_->{begin} < $call->{answer} && !$self->_is_over($_)
+		my $ticket = $_->{op} eq 'guard' && $self->{tickets}{ $_->{ticket} };
+
+		$ticket && $ticket->{$key} == $of && $_->{begin} < $call->{answer} &&
+		  !$self->_is_over($_)
 	} values %{ $self->{calls} };
 }
 
@@ -301,8 +303,9 @@ sub _check_present
 			# a call after the lease's expiry does not end a delay
 			$self->problem($self->tell($ticket) . ' is there again')
 			  if !$ticket->{live} || !$row->{closed} &&
-			  ($self->_released($ticket->{release}, $ticket) ||
-				$lease && $self->_released($lease->{close}, $ticket));
+			  ($self->_released($ticket->{release}, number => $row->{number}) ||
+				$lease &&
+				$self->_released($lease->{close}, number => $row->{number}));
 			$self->{undone}++ if $ticket->{release} && $ticket->{release}{answer};
 		}
 		else
@@ -321,8 +324,6 @@ sub _check_present
 	{
 		my $lease = $self->{leases}{ $row->[0] };
 		my $call = $self->{calls}{ $row->[3] };
-		my @tickets =
-		  grep { $_->{lease} == $row->[0] } values %{ $self->{tickets} };
 
 		$self->problem("lease $row->[0] is there, but $row->[3] has got none")
 		  if !$lease && !$there->{ $row->[0] } &&
@@ -330,7 +331,8 @@ sub _check_present
 		$self->problem("lease $row->[0] is there again"
 			  . ($lease->{live} ? ", which $lease->{close}{id} has closed" : ''))
 		  if $lease &&
-		  (!$lease->{live} || $self->_released($lease->{close}, @tickets));
+		  (!$lease->{live} ||
+			$self->_released($lease->{close}, lease => $row->[0]));
 	}
 	return;
 }

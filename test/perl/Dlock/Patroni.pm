@@ -198,7 +198,7 @@ sub default_dcs
 }
 
 # test/run shows the files whose names begin with that of a failed test.
-sub log
+sub log_file
 {
 	my ($place, $what) = @_;
 
@@ -303,7 +303,7 @@ sub start
 
 	if ($pid == 0)
 	{
-		my $log = Dlock::Patroni::log($place, $what);
+		my $log = log_file($place, $what);
 
 		POSIX::setsid();
 		open STDIN, '<', '/dev/null' or die "open: $!";
@@ -527,7 +527,7 @@ sub etcd_leader
 sub rewound
 {
 	my ($self) = @_;
-	my @all = map { slurp_file(Dlock::Patroni::log($_, 'patroni')) } @places;
+	my @all = map { slurp_file(log_file($_, 'patroni')) } @places;
 
 	return scalar(() = "@all" =~ /pg_rewind: Done!/g);
 }
@@ -536,7 +536,7 @@ sub promoted
 {
 	my ($self, $place) = @_;
 	my ($line) = reverse grep { /LOG:  redo (?:done|is not required)/ }
-	  split /\n/, slurp_file(Dlock::Patroni::log($place, 'patroni'));
+	  split /\n/, slurp_file(log_file($place, 'patroni'));
 	my ($date, $time, $fraction) =
 	  ($line // '') =~ /^(\d+-\d+-\d+) (\d+:\d+:\d+)(\.\d+) /
 	  or die "member $place was not promoted";
@@ -618,7 +618,7 @@ sub new
 
 # the data may be on a small disk
 sub data_dir { return "$_[0]{_dlock_dir}/disk/data"; }
-sub logfile { return Dlock::Patroni::log($_[0]{_dlock_place}, 'patroni'); }
+sub logfile { return Dlock::Patroni::log_file($_[0]{_dlock_place}, 'patroni'); }
 
 # no client reads from standbys, unless requested
 sub connstr

@@ -28,8 +28,6 @@ use warnings FATAL => 'all';
 
 use parent 'Dlock::Torture';
 
-use Dlock::Test ();
-
 sub client
 {
 	my ($self, $load, $number) = @_;

@@ -302,7 +302,7 @@ sub _reason
 {
 	my ($self, $round, $line) = @_;
 	my %before = (begin => $line->{time} - $ttl, end => $line->{time});
-	my $longest = max(values %{ $round->{without} // {} },
+	my $longest = max(values %{ $round->{without} },
 		map { $self->_without($_, \%before) } $self->_kinds);
 	my $path = $self->{paths}[ $line->{number} % @{ $self->{paths} } ];
 
@@ -339,7 +339,7 @@ sub finish
 		}
 		elsif ($line->{what} eq 'lost')
 		{
-			my $reason = $self->_reason($round // {}, $line);
+			my $reason = $self->_reason($round // { without => {} }, $line);
 
 			push @{ $round->{lost} },
 			  { %$line, reason => $reason // 'for no good reason' }

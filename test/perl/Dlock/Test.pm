@@ -538,7 +538,7 @@ sub quiet
 	  . 'PERFORM pg_catalog.pg_sleep(1); '
 	  . 'EXCEPTION WHEN query_canceled THEN NULL; END$$ \g /dev/null'
 	  . "\n\\echo quiet\n";
-	while ($self->{out} !~ /^quiet\n/m && $self->{psql}->pumpable && time < $end)
+	while ($self->{out} !~ /^quiet\n/m && !$self->is_over && time < $end)
 	{
 		$self->{psql}->pump_nb;
 		usleep(1_000);
@@ -557,7 +557,7 @@ sub _send
 	$self->{in} .= "$sql;\n\\echo end of answer\n";
 	$self->{unanswered}++;
 	$self->_note_blocks($sql);
-	$self->{psql}->pump_nb while length $self->{in} && $self->{psql}->pumpable;
+	$self->{psql}->pump_nb while length $self->{in} && !$self->is_over;
 	return;
 }
 
@@ -593,7 +593,7 @@ sub read_answer
 
 	$self->{timeout}->start;
 	$self->{psql}->pump
-	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
+	  while $self->{out} !~ /^end of answer\n/m && !$self->is_over;
 	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
 	$self->{out} = $rest // '';
 	$self->{unanswered}-- if $self->{unanswered};
@@ -656,8 +656,8 @@ sub answered
 	my ($self) = @_;
 
 	$self->{timeout}->start;
-	$self->{psql}->pump_nb if $self->{psql}->pumpable;
-	return $self->{out} =~ /^end of answer\n/m || !$self->{psql}->pumpable;
+	$self->{psql}->pump_nb unless $self->is_over;
+	return $self->{out} =~ /^end of answer\n/m || $self->is_over;
 }
 
 sub is_over
