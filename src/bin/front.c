@@ -23,6 +23,7 @@ static const int passed_on[] = {
 
 static int	control = -1;
 static int	tty = -1;
+static pid_t keeper;
 static volatile pid_t command_group;	/* 0: no command runs */
 static bool command_ran;
 static volatile sig_atomic_t lends_terminal;
@@ -43,15 +44,20 @@ lend_terminal(void)
 		tcsetpgrp(tty, command_group);
 }
 
+/*
+ * The keeper sends SIGCONT when the command has gone on.  If this was passed on
+ * to the command, it would undo a stop that came meanwhile.
+ */
 static void
-forward_signal(int signo)
+forward_signal(int signo, siginfo_t *info, void *context)
 {
 	int			save_errno = errno;
 
 	if (signo == SIGCONT)
 		lend_terminal();
 	interrupted |= signo == SIGINT;
-	tell_keeper(signo);
+	if (info->si_pid != keeper)
+		tell_keeper(signo);
 	errno = save_errno;
 }
 
@@ -59,10 +65,10 @@ forward_signal(int signo)
 static void
 catch_signals(void)
 {
-	struct sigaction action = {.sa_handler = forward_signal};
+	struct sigaction action = {.sa_sigaction = forward_signal};
 	struct sigaction old;
 
-	action.sa_flags = SA_RESTART;
+	action.sa_flags = SA_RESTART | SA_SIGINFO;
 	sigemptyset(&action.sa_mask);
 	for (size_t i = 0; i < lengthof(passed_on); i++)
 	{
@@ -157,7 +163,6 @@ main_run(const char *name, int n, char **operands)
 	int			ends[2];
 	int			status = 0;
 	pid_t		front = getpid();
-	pid_t		keeper;
 
 	opt.name = operands[0];
 	opt.command = operands + 1;

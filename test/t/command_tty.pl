@@ -145,6 +145,46 @@ SKIP:
 	shows(qr/after\s+code 0/, 'fg lets the command begin');
 }
 
+# Ctrl-Z in the moment after fg, when the keeper has told the front that the
+# command goes on
+SKIP:
+{
+	my $again = compile_library('again', <<~'END');
+		#define _GNU_SOURCE
+		#include <dlfcn.h>
+		#include <signal.h>
+		int kill(pid_t pid, int signo)
+		{
+			static int (*kill_really)(pid_t, int);
+			static pid_t group, stopped;
+			int result;
+
+			if (!kill_really)
+				kill_really = dlsym(RTLD_NEXT, "kill");
+			if (pid < 0)
+				group = pid;
+			result = kill_really(pid, signo);
+			if (pid > 0 && signo == SIGCONT && group != stopped)
+				kill_really(stopped = group, SIGTSTP);
+			return result;
+		}
+		END
+
+	skip 'a compiler is needed', 2 unless $again;
+	type("LD_PRELOAD='" . preloaded($again) . "' dlock run a cat; echo code \$?\n");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+	type("one\n");
+	shows(qr/one/);
+	type("\cZ");
+	shows(qr/Stopped/);
+	type("fg\n");
+	shows(qr/dlock run.*Stopped/s, 'Ctrl-Z just after fg stops the job again');
+	type("fg; echo code \$?\n");
+	shows(qr/dlock run/);
+	type("\cD");
+	shows(qr/code 0/, 'the command succeeds');
+}
+
 type("dlock run a sleep 1000\n");
 $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
 type("\cZ");
