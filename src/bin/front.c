@@ -28,6 +28,7 @@ static volatile pid_t command_group;	/* 0: no command runs */
 static bool command_ran;
 static volatile sig_atomic_t lends_terminal;
 static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t continued;
 
 static void
 tell_keeper(int signo)
@@ -55,6 +56,7 @@ forward_signal(int signo, siginfo_t *info, void *context)
 
 	if (signo == SIGCONT)
 		lend_terminal();
+	continued |= signo == SIGCONT;
 	interrupted |= signo == SIGINT;
 	if (info->si_pid != keeper)
 		tell_keeper(signo);
@@ -119,17 +121,43 @@ shall_lend_at_once(void)
 		!(fstat(STDOUT_FILENO, &out) == 0 && S_ISFIFO(out.st_mode));
 }
 
+/*
+ * Stop the job as Ctrl-Z does.  The kernel does not stop a job that no shell
+ * could continue, as under "ssh -t".  Then the command goes on.
+ */
+static void
+stop_job(void)
+{
+	struct sigaction action = {.sa_handler = SIG_DFL};
+	struct sigaction old;
+
+	continued = false;
+	sigaction(SIGTSTP, &action, &old);
+	kill(0, SIGTSTP);
+	sigaction(SIGTSTP, &old, NULL);
+	if (!continued)
+		tell_keeper(SIGCONT);
+}
+
+/*
+ * The command was stopped.  If it needs the terminal, lend it.  If it had the
+ * terminal, the whole job stops, so that the shell gets the terminal back.
+ */
 static void
 follow_stop(int signo)
 {
 	bool		wants_terminal = signo == SIGTTIN || signo == SIGTTOU;
+	pid_t		owner = tty >= 0 ? tcgetpgrp(tty) : -1;
+	bool		lent = command_group > 0 && owner == command_group;
 
-	if (wants_terminal && tty >= 0 && tcgetpgrp(tty) == getpgrp())
+	if (wants_terminal && (lent || owner == getpgrp()))
 	{
 		lends_terminal = true;
 		lend_terminal();
 		tell_keeper(SIGCONT);
 	}
+	else if (lent)
+		stop_job();
 	else if (wants_terminal || signo == SIGTSTP)
 	{
 		lends_terminal |= wants_terminal;

@@ -145,11 +145,12 @@ SKIP:
 	shows(qr/after\s+code 0/, 'fg lets the command begin');
 }
 
-# Ctrl-Z in the moment after fg, when the keeper has told the front that the
-# command goes on
-SKIP:
+# The job gets another signal in the moment after it was continued, when the
+# keeper has told the front that the command goes on.
+sub signaled_again
 {
-	my $again = compile_library('again', <<~'END');
+	my ($signal) = @_;
+	my $library = compile_library("again$signal", <<~"END");
 		#define _GNU_SOURCE
 		#include <dlfcn.h>
 		#include <signal.h>
@@ -165,13 +166,19 @@ SKIP:
 				group = pid;
 			result = kill_really(pid, signo);
 			if (pid > 0 && signo == SIGCONT && group != stopped)
-				kill_really(stopped = group, SIGTSTP);
+				kill_really(stopped = group, $signal);
 			return result;
 		}
 		END
 
-	skip 'a compiler is needed', 2 unless $again;
-	type("LD_PRELOAD='" . preloaded($again) . "' dlock run a cat; echo code \$?\n");
+	return $library && "LD_PRELOAD='" . preloaded($library) . q{'};
+}
+
+SKIP:
+{
+	my $again = signaled_again('SIGTSTP') or skip 'a compiler is needed', 3;
+
+	type("$again dlock run a cat; echo code \$?\n");
 	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
 	type("one\n");
 	shows(qr/one/);
@@ -181,6 +188,35 @@ SKIP:
 	shows(qr/dlock run.*Stopped/s, 'Ctrl-Z just after fg stops the job again');
 	type("fg; echo code \$?\n");
 	shows(qr/dlock run/);
+	type("\cD");
+	shows(qr/code 0/, 'the command succeeds');
+
+	$again = signaled_again('SIGTTIN');
+	type("$again dlock run a cat | cat\n");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+	type("one\n");
+	shows(qr/one/, 'a second attempt to read does not stop the job');
+	type("\cD");
+	$client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+}
+
+# Ctrl-Z stops the whole job: a pipeline, or a script.  The command may catch
+# SIGTSTP and stop itself, as editors do.
+my $cat = 'dlock run a cat';
+my $editor = q{dlock run a perl -e '$| = 1; $SIG{TSTP} = sub { kill STOP => $$ }; print while <>'};
+
+foreach my $line ("$cat | cat", "bash -c '$cat; exit'", $editor)
+{
+	type("$line; echo code \$?\n");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+	type("one\n");
+	shows(qr/one/);
+	type("\cZ");
+	shows(qr/Stopped/, "Ctrl-Z stops $line");
+	type("fg; echo code \$?\n");
+	shows(qr/dlock run/);
+	type("two\n");
+	shows(qr/two/, 'fg lets it go on, with the terminal');
 	type("\cD");
 	shows(qr/code 0/, 'the command succeeds');
 }
@@ -292,6 +328,18 @@ $client->query('SELECT count(*) FROM generate_series(1, 100000)') foreach 1 .. 5
 is($client->query("SELECT query_start $asked"), $first, 'pauses');
 ends_top();
 type("\cC\cDexit\n") if $shell->pumpable;
+$shell->kill_kill;
+
+# a job that no shell can continue, as under ssh -t
+start_shell();
+type("exec $cat\n");
+type("one\n");
+shows(qr/one/);
+type("\cZ");
+type("two\n");
+shows(qr/two/, 'Ctrl-Z does not stop a job without a shell');
+type("\cD");
+$client->wait_for(q{SELECT count(*) = 0 FROM dlock_locks WHERE name = 'a'});
 $shell->kill_kill;
 
 done_testing();
