@@ -288,7 +288,8 @@ sub is_holder
 
 #
 # Session mode: one server session serves one client after another.  The pooler
-# resets the session in between.
+# resets the session in between.  It closes the session if a notification comes
+# just before the client leaves, so the clients wait for theirs.
 #
 sub next_client
 {
@@ -311,6 +312,7 @@ sub next_client
 	$first->query("SELECT dlock_acquire('lock')");
 	$first->query("SELECT dlock_enqueue('lock')");
 	$first->query("SELECT dlock_watch('lock')");
+	$first->announcements(2);
 	is($admin->query("SELECT attached_pid FROM dlock_leases WHERE lease = $lease"),
 		$first->{pid}, 'session mode: a lease is attached');
 
@@ -341,7 +343,6 @@ sub next_client
 	$lease = $next->query("SELECT dlock_lease_open('1h', attach => true)");
 	my $other = $next->query("SELECT dlock_enqueue('other')");
 
-	# Read the announcement now, so that it does not arrive after this client.
 	told($next, 'dlock_release_all: a grant is announced',
 		announcement('granted', 'other', $other));
 	$next = next_client($next, 'dlock_release_all');
