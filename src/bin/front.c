@@ -122,26 +122,31 @@ shall_lend_at_once(void)
 }
 
 /*
- * Stop the job as Ctrl-Z does.  The kernel does not stop a job that no shell
- * could continue, as under "ssh -t".  Then the command goes on.
+ * Stop this process, or its job (0), as Ctrl-Z does.  The kernel does not stop
+ * a job that no shell could continue, as under "ssh -t".  Then the command goes
+ * on.
  */
 static void
-stop_job(void)
+stop(pid_t target)
 {
 	struct sigaction action = {.sa_handler = SIG_DFL};
 	struct sigaction old;
 
 	continued = false;
 	sigaction(SIGTSTP, &action, &old);
-	kill(0, SIGTSTP);
+	kill(target, SIGTSTP);
 	sigaction(SIGTSTP, &old, NULL);
 	if (!continued)
+	{
+		lend_terminal();
 		tell_keeper(SIGCONT);
+	}
 }
 
 /*
  * The command was stopped.  If it needs the terminal, lend it.  If it had the
- * terminal, the whole job stops, so that the shell gets the terminal back.
+ * terminal, take it back and stop the whole job.  An outer dlock does the same
+ * then, and a shell continues.
  */
 static void
 follow_stop(int signo)
@@ -150,19 +155,21 @@ follow_stop(int signo)
 	pid_t		owner = tty >= 0 ? tcgetpgrp(tty) : -1;
 	bool		lent = command_group > 0 && owner == command_group;
 
+	lends_terminal |= wants_terminal || lent;
 	if (wants_terminal && (lent || owner == getpgrp()))
 	{
-		lends_terminal = true;
 		lend_terminal();
 		tell_keeper(SIGCONT);
 	}
+	else if (wants_terminal)
+		kill(getpid(), SIGTTIN);
 	else if (lent)
-		stop_job();
-	else if (wants_terminal || signo == SIGTSTP)
 	{
-		lends_terminal |= wants_terminal;
-		kill(getpid(), SIGSTOP);
+		tcsetpgrp(tty, getpgrp());
+		stop(0);
 	}
+	else if (signo == SIGTSTP)
+		stop(getpid());
 }
 
 static void

@@ -205,10 +205,10 @@ SKIP:
 my $cat = 'dlock run a cat';
 my $editor = q{dlock run a perl -e '$| = 1; $SIG{TSTP} = sub { kill STOP => $$ }; print while <>'};
 
-foreach my $line ("$cat | cat", "bash -c '$cat; exit'", $editor)
+foreach my $line ("$cat | cat", "bash -c '$cat; exit'", $editor, "dlock run b $cat", "dlock run b $cat | cat")
 {
 	type("$line; echo code \$?\n");
-	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+	$client->wait_for("SELECT count(*) = 1 FROM dlock_locks WHERE granted AND name = 'a'");
 	type("one\n");
 	shows(qr/one/);
 	type("\cZ");
@@ -330,14 +330,29 @@ ends_top();
 type("\cC\cDexit\n") if $shell->pumpable;
 $shell->kill_kill;
 
-# a job that no shell can continue, as under ssh -t
+# jobs that no shell can continue, as under ssh -t
+foreach my $line ($cat, "dlock run b $cat")
+{
+	start_shell();
+	type("exec $line\n");
+	type("one\n");
+	shows(qr/one/);
+	type("\cZ");
+	type("two\n");
+	shows(qr/two/, "Ctrl-Z does not stop $line without a shell");
+	type("\cD");
+	$client->wait_for(q{SELECT count(*) = 0 FROM dlock_locks WHERE name IN ('a', 'b')});
+	$shell->kill_kill;
+}
 start_shell();
+$client->query(q{SELECT dlock_acquire('a')});
 type("exec $cat\n");
-type("one\n");
-shows(qr/one/);
+$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
 type("\cZ");
-type("two\n");
-shows(qr/two/, 'Ctrl-Z does not stop a job without a shell');
+$client->query(q{SELECT dlock_release('a')});
+$client->wait_for(q{SELECT count(*) = 1 FROM dlock_locks WHERE name = 'a' AND granted});
+type("one\n");
+shows(qr/one/, 'nor while it waits');
 type("\cD");
 $client->wait_for(q{SELECT count(*) = 0 FROM dlock_locks WHERE name = 'a'});
 $shell->kill_kill;
