@@ -34,7 +34,7 @@ sub now
 # While a delay lasts, the worker has no work.
 #
 {
-	my $delayed = $client->query("SELECT dlock_lease_open('100ms', delay => '1h')");
+	my $delayed = $client->query("SELECT dlock_lease_open('1h', delay => '1h')");
 	my $row = "SELECT xmin FROM dlock_queue_lease WHERE delayed AND lease = $delayed";
 	my $stays = sub {
 		my $before = $admin->query($row);
@@ -45,6 +45,7 @@ sub now
 	};
 
 	$client->query("SELECT dlock_lease_acquire('delayed', $delayed)");
+	$client->query("SELECT dlock_renew($delayed, '100ms')");
 	poll('the delay is written', $stays);
 	is(scalar(grep { !$stays->() } 1 .. 10), 0, 'a row stays as it is during a delay');
 	$admin->query("SELECT dlock_force_close($delayed)");
@@ -57,11 +58,12 @@ sub now
 #
 {
 	my $delay = ample(2);
-	my $delayed = $client->query("SELECT dlock_lease_open('100ms', delay => '$delay s')");
+	my $delayed = $client->query("SELECT dlock_lease_open('1h', delay => '$delay s')");
 	my $try = session($node);
 	my $waits = 0;
 
 	$client->query("SELECT dlock_lease_acquire('late', $delayed)");
+	$client->query("SELECT dlock_renew($delayed, '100ms')");
 	$admin->wait_for("SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed AND lease = $delayed");
 	my $frozen = freeze($admin);
 	is($client->query("SELECT dlock_try_acquire('late') IS NULL, count(*) FROM dlock_locks"),
