@@ -55,8 +55,10 @@ forward_signal(int signo, siginfo_t *info, void *context)
 	int			save_errno = errno;
 
 	if (signo == SIGCONT)
+	{
+		continued = true;
 		lend_terminal();
-	continued |= signo == SIGCONT;
+	}
 	interrupted |= signo == SIGINT;
 	if (info->si_pid != keeper)
 		tell_keeper(signo);

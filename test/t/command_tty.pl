@@ -70,6 +70,18 @@ sub shows
 	return;
 }
 
+# Type a command line that runs cat, or its like, with lock "a".
+sub echoes
+{
+	my ($line, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	type("$line\n");
+	$client->wait_for(q{SELECT count(*) = 1 FROM dlock_locks WHERE granted AND name = 'a'});
+	type("one\n");
+	return shows(qr/one/, $test);
+}
+
 sub locks
 {
 	return $client->query(q{SELECT count(*) FROM dlock_locks WHERE granted});
@@ -178,10 +190,7 @@ SKIP:
 {
 	my $again = signaled_again('SIGTSTP') or skip 'a compiler is needed', 3;
 
-	type("$again dlock run a cat; echo code \$?\n");
-	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
-	type("one\n");
-	shows(qr/one/);
+	echoes("$again dlock run a cat; echo code \$?");
 	type("\cZ");
 	shows(qr/Stopped/);
 	type("fg\n");
@@ -192,10 +201,7 @@ SKIP:
 	shows(qr/code 0/, 'the command succeeds');
 
 	$again = signaled_again('SIGTTIN');
-	type("$again dlock run a cat | cat\n");
-	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
-	type("one\n");
-	shows(qr/one/, 'a second attempt to read does not stop the job');
+	echoes("$again dlock run a cat | cat", 'a second attempt to read does not stop the job');
 	type("\cD");
 	$client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 }
@@ -207,10 +213,7 @@ my $editor = q{dlock run a perl -e '$| = 1; $SIG{TSTP} = sub { kill STOP => $$ }
 
 foreach my $line ("$cat | cat", "bash -c '$cat; exit'", $editor, "dlock run b $cat", "dlock run b $cat | cat")
 {
-	type("$line; echo code \$?\n");
-	$client->wait_for("SELECT count(*) = 1 FROM dlock_locks WHERE granted AND name = 'a'");
-	type("one\n");
-	shows(qr/one/);
+	echoes("$line; echo code \$?");
 	type("\cZ");
 	shows(qr/Stopped/, "Ctrl-Z stops $line");
 	type("fg; echo code \$?\n");
@@ -334,9 +337,7 @@ $shell->kill_kill;
 foreach my $line ($cat, "dlock run b $cat")
 {
 	start_shell();
-	type("exec $line\n");
-	type("one\n");
-	shows(qr/one/);
+	echoes("exec $line");
 	type("\cZ");
 	type("two\n");
 	shows(qr/two/, "Ctrl-Z does not stop $line without a shell");
